@@ -1,0 +1,41 @@
+"""What the tests share: an application on a fresh database file, and its clients."""
+
+from pathlib import Path
+
+import pytest
+from flask import Flask
+from flask.testing import FlaskClient
+
+from app import create_app
+
+KEY = "test-key"
+
+
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PETSTORE_API_KEYS", "PETSTORE_DATABASE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    return tmp_path / "pets.db"
+
+
+@pytest.fixture
+def app(database: Path) -> Flask:
+    return create_app({"API_KEYS": KEY, "DATABASE": str(database)})
+
+
+@pytest.fixture
+def anonymous(app: Flask) -> FlaskClient:
+    """A client without a key."""
+    return app.test_client()
+
+
+@pytest.fixture
+def client(app: Flask) -> FlaskClient:
+    """A client with a key."""
+    client = app.test_client()
+    client.environ_base["HTTP_AUTHORIZATION"] = f"Bearer {KEY}"
+    return client

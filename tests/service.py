@@ -1,0 +1,163 @@
+"""The service as it is served: the Procfile's command, on a free loopback port."""
+
+import http.client
+import json
+import os
+import re
+import resource
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+ROOT = Path(__file__).parent.parent
+COMMAND = shlex.split(Path(ROOT, "Procfile").read_text().removeprefix("web: "))
+KEY = "served-key"
+AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
+JSON = {"Content-Type": "application/json"}
+PATIENCE = 10.0
+
+
+class Answer(NamedTuple):
+    """A response: its status, its headers and its body, parsed."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: Any
+
+
+def environment(**settings: str) -> dict[str, str]:
+    """Return an environment with nothing of the caller's but what programs need."""
+    scripts = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {"PATH": scripts, "PYTHONDONTWRITEBYTECODE": "1", **settings}
+
+
+class Client:
+    """One connection to the service, kept open for the length of a `with` block."""
+
+    def __init__(self, port: int, timeout: float = PATIENCE) -> None:
+        self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.connection.close()
+
+    def request(self, method: str, path: str, body: object = None) -> Answer:
+        """Send a request with the key, and `body` as JSON unless it is None."""
+        data = None if body is None else json.dumps(body)
+        headers = AUTHORIZED if data is None else {**AUTHORIZED, **JSON}
+        self.connection.request(method, path, data, headers)
+        response = self.connection.getresponse()
+        content = response.read()
+        return Answer(response.status, response.headers, json.loads(content or "null"))
+
+
+class Service:
+    """The running service: a process group of its own, and its log in a file."""
+
+    def __init__(self, database: Path, command: list[str] = COMMAND) -> None:
+        self.database = database
+        self.log_file = database.with_suffix(".log")
+        self.environment = environment(
+            GUNICORN_CMD_ARGS="--bind 127.0.0.1:0",
+            PETSTORE_API_KEYS=KEY,
+            PETSTORE_DATABASE=str(database),
+        )
+        with self.log_file.open("ab") as log:
+            self.seen = log.tell()
+            self.process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=self.environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        [port] = self.wait_for_log(r"Listening at: http://127\.0\.0\.1:(\d+)")
+        self.port = int(port)
+        # Answered once a worker is up.
+        assert self.request("GET", "/healthz").status == 200
+
+    def log(self) -> str:
+        """Return what this process, and no earlier one, has logged."""
+        return self.log_file.read_bytes()[self.seen :].decode()
+
+    def wait_for_log(self, pattern: str, count: int = 1) -> list[str]:
+        """Return the matches of a pattern in the log, once there are `count`."""
+        deadline = time.monotonic() + PATIENCE
+        while len(found := re.findall(pattern, self.log())) < count:
+            assert time.monotonic() < deadline, f"no {pattern} in:\n{self.log()}"
+            assert self.process.poll() is None, f"it ended:\n{self.log()}"
+            time.sleep(0.01)
+        return found
+
+    def worker(self) -> int:
+        """Return the process id of the worker that booted last."""
+        return int(self.wait_for_log(r"Booting worker with pid: (\d+)")[-1])
+
+    def client(self, timeout: float = PATIENCE) -> Client:
+        """Return a connection of one's own."""
+        return Client(self.port, timeout)
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        timeout: float = PATIENCE,
+    ) -> Answer:
+        """Send one request on a new connection."""
+        with self.client(timeout) as client:
+            return client.request(method, path, body)
+
+    def send_bytes(self, data: bytes) -> bytes:
+        """Send bytes as they are and nothing after, and return all that comes back."""
+        with socket.create_connection(("127.0.0.1", self.port), PATIENCE) as connection:
+            connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
+            return b"".join(iter(lambda: connection.recv(65_536), b""))
+
+    def all_pets(self) -> list[dict[str, Any]]:
+        """Return every pet, page by page."""
+        pets: list[dict[str, Any]] = []
+        path = "/v1/pets?limit=100"
+        while path:
+            answer = self.request("GET", path)
+            assert answer.status == 200
+            pets += answer.body
+            path = answer.headers.get("Link", "").partition(">")[0].lstrip("<")
+        return pets
+
+    def limit_file_size(self, size: int) -> None:
+        """Let the worker grow no file past `size` bytes, or any if it is infinite."""
+        hard = resource.RLIM_INFINITY
+        resource.prlimit(self.worker(), resource.RLIMIT_FSIZE, (size, hard))
+
+    def kill(self) -> None:
+        """Kill every process of the service, as a loss of power would."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self) -> int:
+        """Ask the service to stop, and return its exit status."""
+        self.process.terminate()
+        return self.process.wait(PATIENCE)
+
+
+@contextmanager
+def serving(database: Path, command: list[str] = COMMAND) -> Iterator[Service]:
+    """Run the service for the length of a `with` block."""
+    service = Service(database, command)
+    try:
+        yield service
+    finally:
+        if service.process.poll() is None:
+            service.kill()

@@ -1,0 +1,23 @@
+"""The health check."""
+
+from pathlib import Path
+
+from flask.testing import FlaskClient
+
+from tests.checks import assert_error
+
+
+def test_a_store_that_answers_is_ok(anonymous: FlaskClient) -> None:
+    response = anonymous.get("/healthz")
+    assert (response.status_code, response.get_json()) == (200, {"status": "ok"})
+    assert response.content_type == "application/json"
+
+
+def test_a_store_without_its_file_is_not(
+    anonymous: FlaskClient, database: Path
+) -> None:
+    assert anonymous.get("/healthz").status_code == 200
+    database.unlink()
+    response = anonymous.get("/healthz")
+    assert_error(response, 503, "storage_unavailable")
+    assert response.headers["Retry-After"] == "1"

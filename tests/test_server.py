@@ -1,0 +1,388 @@
+"""The served program: the Procfile's command, in load, through faults, to its stop."""
+
+import random
+import resource
+import signal
+import sqlite3
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from http.client import HTTPException
+from pathlib import Path
+
+import pytest
+
+from tests.service import COMMAND, KEY, ROOT, Answer, Service, environment, serving
+
+PET = {"name": "Rex", "categoryId": 1}
+
+
+@pytest.fixture
+def service(database: Path) -> Iterator[Service]:
+    with serving(database) as service:
+        yield service
+        assert "Traceback" not in service.log()
+
+
+def in_threads(count: int, work: Callable[[int], object]) -> list[object]:
+    """Run work(0), work(1) and so on at once; raise what any of them raises."""
+    with ThreadPoolExecutor(count) as threads:
+        return list(threads.map(work, range(count)))
+
+
+def assert_unavailable(answer: Answer) -> None:
+    assert (answer.status, answer.body["code"]) == (503, "storage_unavailable")
+    assert answer.headers["Retry-After"] == "1"
+
+
+# Requests that no well-behaved client sends.
+
+HEAD = f"POST /v1/pets HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n".encode()
+JSON = HEAD + b"Content-Type: application/json\r\n"
+CHUNKED = JSON + b"Transfer-Encoding: chunked\r\n\r\n"
+BODY = b'{"name": "Rex", "categoryId": 1}'
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status", "code"),
+    [
+        pytest.param(CHUNKED + chunk(BODY) + chunk(b""), 201, None, id="chunked"),
+        pytest.param(
+            CHUNKED + chunk(BODY.ljust(65_536)) + chunk(b""),
+            201,
+            None,
+            id="chunked, 64 KiB",
+        ),
+        pytest.param(
+            CHUNKED + chunk(BODY.ljust(65_536)) + chunk(b" ") + chunk(b""),
+            413,
+            b"body_too_large",
+            id="chunked, a byte more",
+        ),
+        pytest.param(
+            JSON + b"Content-Length: 65537\r\n\r\n",
+            413,
+            b"body_too_large",
+            id="a length too large, before the body is there",
+        ),
+        pytest.param(
+            JSON + b"Content-Length: 50\r\n\r\n" + BODY,
+            400,
+            b"malformed_body",
+            id="cut short",
+        ),
+        pytest.param(
+            CHUNKED + chunk(BODY), 400, b"malformed_body", id="chunked, cut short"
+        ),
+        pytest.param(CHUNKED + b"xyz\r\n", 400, b"malformed_body", id="no chunk size"),
+        pytest.param(
+            CHUNKED + b"5\r\n" + BODY, 400, b"malformed_body", id="chunk too long"
+        ),
+        pytest.param(
+            CHUNKED + chunk(b""), 400, b"malformed_body", id="chunked, nothing in it"
+        ),
+        pytest.param(
+            JSON + b"Content-Length: 0\r\n\r\n", 400, b"malformed_body", id="length 0"
+        ),
+        pytest.param(JSON + b"\r\n", 400, b"malformed_body", id="no length"),
+        pytest.param(
+            HEAD + b"Content-Length: 32\r\n\r\n" + BODY,
+            415,
+            b"unsupported_media_type",
+            id="no media type",
+        ),
+        pytest.param(
+            HEAD + b"Authorization: Bearer x\r\n\r\n",
+            401,
+            b"invalid_api_key",
+            id="two keys",
+        ),
+        pytest.param(
+            b"GET /v1/pets HTTP/1.1\r\nAuthorization: Bearer \xff\xfe\r\n\r\n",
+            401,
+            b"invalid_api_key",
+            id="a key that is not ASCII",
+        ),
+        pytest.param(
+            b"GET //v1/pets HTTP/1.1\r\nHost: x\r\n\r\n",
+            401,
+            b"missing_api_key",
+            id="two slashes in front",
+        ),
+        pytest.param(
+            b"GET /v1/pets HTTP/1.1\r\nHost: x\r\nSCRIPT_NAME: /y\r\n\r\n",
+            401,
+            b"missing_api_key",
+            id="a header that would move the application",
+        ),
+        pytest.param(
+            b"GET /v1%2Fpets/%00 HTTP/1.1\r\nHost: ]\r\n\r\n",
+            401,
+            b"missing_api_key",
+            id="an invalid host",
+        ),
+    ],
+)
+def test_the_answer_to_an_odd_request(
+    served: Service, request_bytes: bytes, status: int, code: bytes | None
+) -> None:
+    answer = served.send_bytes(request_bytes)
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
+    assert b"\r\nContent-Type: application/json\r\n" in answer
+    assert code is None or b'{"code": "%b"' % code in answer
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """One service for all tests that only send requests."""
+    with serving(tmp_path_factory.mktemp("served") / "pets.db") as service:
+        yield service
+        assert "Traceback" not in service.log()
+
+
+def test_a_connection_is_kept_through_failures(served: Service) -> None:
+    with served.client() as client:
+        client.connection.connect()
+        local = client.connection.sock.getsockname()
+        for method, path, body, status in [
+            ("GET", "/v1/pets", None, 200),
+            ("POST", "/v1/pets", {"name": 1}, 400),
+            ("GET", "/v1/pets/0", None, 404),
+            ("POST", "/healthz", {"unread": "x" * 1000}, 405),
+            ("POST", "/v1/pets", PET, 201),
+        ]:
+            assert client.request(method, path, body).status == status
+            assert client.connection.sock.getsockname() == local
+
+
+def test_the_settings_of_the_platform_bind_but_do_not_multiply() -> None:
+    settings = subprocess.run(
+        [*COMMAND, "--print-config"],
+        cwd=ROOT,
+        env=environment(
+            PORT="5123",
+            WEB_CONCURRENCY="7",
+            PETSTORE_API_KEYS=KEY,
+            PETSTORE_DATABASE=":memory:",
+        ),
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    values = dict(line.split("=", 1) for line in settings.split("\n") if "=" in line)
+    values = {name.strip(): value.strip() for name, value in values.items()}
+    assert values["bind"] == "['0.0.0.0:5123']"
+    assert values["workers"] == "1"
+    assert values["control_socket_disable"] == "True"
+    assert values["accesslog"] == "-"
+
+
+# Load.
+
+
+def test_thirty_two_clients_at_once_all_get_their_answer(service: Service) -> None:
+    def work(number: int) -> list[int]:
+        with service.client() as client:
+            return [
+                client.request("POST", "/v1/pets", PET).status
+                if (number + step) % 2
+                else client.request("GET", "/v1/pets").status
+                for step in range(10)
+            ]
+
+    answers = Counter(
+        status for statuses in in_threads(32, work) for status in statuses
+    )
+    assert answers == {200: 160, 201: 160}
+    assert [pet["id"] for pet in service.all_pets()] == list(range(1, 161))
+
+
+def test_several_workers_start_at_once_on_a_file_to_be_made(database: Path) -> None:
+    with serving(database, [*COMMAND, "--workers", "4"]) as service:
+        service.wait_for_log("Booting worker", count=4)
+
+        def work(_: int) -> list[int]:
+            return [service.request("POST", "/v1/pets", PET).body["id"] for _ in "1234"]
+
+        ids = [id_ for ids in in_threads(16, work) for id_ in ids]
+        assert sorted(ids) == list(range(1, 65))
+        assert service.log().count("Booting worker") == 4
+        assert service.stop() == 0
+
+
+def test_a_preloaded_application_is_served_too(database: Path) -> None:
+    with serving(database, [*COMMAND, "--workers", "2", "--preload"]) as service:
+        assert service.request("POST", "/v1/pets", PET).status == 201
+        assert len(service.all_pets()) == 1
+
+
+# Faults.
+
+
+def test_what_was_acknowledged_outlives_kill_9(database: Path) -> None:
+    acknowledged: dict[int, str] = {}
+    sent: set[str] = set()
+
+    def write(service: Service, name: str) -> None:
+        with service.client() as client:
+            for number in range(1000):
+                pet = {"name": f"{name} {number} " + "x" * 500, "categoryId": number}
+                sent.add(pet["name"])
+                try:
+                    answer = client.request("POST", "/v1/pets", pet)
+                except (OSError, HTTPException):
+                    return
+                acknowledged[answer.body["id"]] = pet["name"]
+
+    for round_ in range(5):
+        with serving(database) as service:
+            before = len(acknowledged)
+            writers = [
+                threading.Thread(target=write, args=(service, f"{round_} {number}"))
+                for number in range(8)
+            ]
+            for writer in writers:
+                writer.start()
+            while len(acknowledged) < before + 8:
+                time.sleep(0.001)
+            time.sleep(random.uniform(0, 0.3))
+            service.kill()
+            for writer in writers:
+                writer.join()
+
+    with serving(database) as service:
+        stored = {pet["id"]: pet["name"] for pet in service.all_pets()}
+    assert acknowledged.items() <= stored.items()
+    assert len(set(stored.values())) == len(stored)
+    assert set(stored.values()) <= sent
+    with closing(sqlite3.connect(database)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+def test_a_write_waits_for_another_process_to_finish(
+    service: Service, database: Path
+) -> None:
+    with (
+        closing(sqlite3.connect(database, isolation_level=None)) as other,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        other.execute("BEGIN IMMEDIATE")
+        answer = thread.submit(service.request, "POST", "/v1/pets", PET)
+        with pytest.raises(TimeoutError):
+            answer.result(timeout=0.5)
+        assert service.request("GET", "/v1/pets").body == []
+        other.execute("ROLLBACK")
+        assert answer.result().status == 201
+
+
+def test_writes_are_refused_in_time_and_reads_go_on_while_the_file_is_held(
+    service: Service, database: Path
+) -> None:
+    writers = 32
+    with closing(sqlite3.connect(database, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with ThreadPoolExecutor(writers) as threads:
+            refusals = [
+                threads.submit(service.request, "POST", "/v1/pets", PET, timeout=8)
+                for _ in range(writers)
+            ]
+            while not all(refusal.done() for refusal in refusals):
+                assert service.request("GET", "/v1/pets", timeout=1).status == 200
+                time.sleep(0.1)
+        for refusal in refusals:
+            assert_unavailable(refusal.result())
+        other.execute("ROLLBACK")
+    assert service.request("POST", "/v1/pets", PET).body["id"] == 1
+
+
+def test_a_full_disk_refuses_writes_until_there_is_room(service: Service) -> None:
+    service.limit_file_size(1_000_000)
+    acknowledged = []
+    while (answer := service.request("POST", "/v1/pets", large_pet())).status == 201:
+        acknowledged.append(answer.body)
+        assert len(acknowledged) < 100
+    assert_unavailable(answer)
+    assert service.all_pets() == acknowledged
+    service.limit_file_size(resource.RLIM_INFINITY)
+    acknowledged.append(service.request("POST", "/v1/pets", large_pet()).body)
+    assert service.all_pets() == acknowledged
+
+
+def large_pet() -> dict[str, object]:
+    return {"name": random.randbytes(20_000).hex(), "categoryId": 1}
+
+
+def test_a_file_overwritten_under_the_service_is_never_an_empty_list(
+    service: Service, database: Path
+) -> None:
+    pets = [service.request("POST", "/v1/pets", PET).body for _ in range(3)]
+    for path in (database, Path(f"{database}-wal")):
+        path.write_bytes(random.randbytes(path.stat().st_size))
+    assert_unavailable(service.request("GET", "/healthz"))
+    for _ in range(3):
+        answer = service.request("GET", "/v1/pets")
+        if answer.body != pets:
+            assert_unavailable(answer)
+    service.stop()
+    run = subprocess.run(COMMAND, cwd=ROOT, env=service.environment, timeout=10)
+    assert run.returncode == 3
+
+
+# Start and stop.
+
+
+def test_sigterm_lets_every_request_finish(service: Service) -> None:
+    begun = threading.Barrier(9)
+
+    def work(_: int) -> int:
+        """Send requests on one connection until the service says it closes."""
+        with service.client() as client:
+            assert client.request("POST", "/v1/pets", PET).status == 201
+            begun.wait()
+            for count in range(2, 10_000):
+                answer = client.request("POST", "/v1/pets", PET)
+                assert answer.status == 201
+                if answer.headers["Connection"] == "close":
+                    return count
+        raise AssertionError("it went on")
+
+    with ThreadPoolExecutor(8) as threads:
+        counts = [threads.submit(work, number) for number in range(8)]
+        begun.wait()
+        assert service.stop() == 0
+        answered = sum(count.result() for count in counts)
+    assert service.log().count('"POST /v1/pets HTTP/1.1" 201') == answered
+    with closing(sqlite3.connect(service.database)) as connection:
+        [(stored,)] = connection.execute("SELECT count(*) FROM pets")
+    assert stored == answered
+
+
+def test_sighup_loses_no_request(service: Service) -> None:
+    first = service.worker()
+    replaced = threading.Event()
+
+    def work(_: int) -> Counter[int]:
+        """Send requests, each on a connection of its own, until all is replaced."""
+        answers: Counter[int] = Counter()
+        while not replaced.is_set():
+            answers[service.request("POST", "/v1/pets", PET).status] += 1
+        return answers
+
+    with ThreadPoolExecutor(8) as threads:
+        counts = [threads.submit(work, number) for number in range(8)]
+        try:
+            service.process.send_signal(signal.SIGHUP)
+            service.wait_for_log(rf"Worker exiting \(pid: {first}\)")
+        finally:
+            replaced.set()
+    answers = sum((count.result() for count in counts), Counter())
+    assert answers == {201: len(service.all_pets())}
+    assert service.worker() != first
