@@ -16,6 +16,9 @@ import schemas
 from errors import ServiceError
 from storage import PetStore, StorageUnavailable
 
+# Read from the environment with PETSTORE_ before their names.
+SETTINGS = ("API_KEYS", "DATABASE")
+
 # getPet is deprecated from this service's first day (RFC 9745) and goes on 5 December
 # 2030 (contract, section Versioning; RFC 8594).
 DEPRECATION = "@1795132800"
@@ -65,7 +68,7 @@ def configure(app: Flask, config: Mapping[str, Any]) -> None:
 
     A variable that is empty counts as not set. Values are plain strings.
     """
-    for name in ("API_KEYS", "DATABASE"):
+    for name in SETTINGS:
         app.config[name] = os.environ.get(f"PETSTORE_{name}", "")
     app.config.update(config)
     if not app.config["DATABASE"]:

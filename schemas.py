@@ -17,12 +17,16 @@ INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 MAX_BODY_BYTES = 64 * 1024
 CANONICAL_DECIMAL = re.compile(r"0|[1-9][0-9]{0,18}")
 
-NAME_RULE = "must be a string without lone surrogates"
-CATEGORY_RULE = f"must be an integer from {INT64_MIN} to {INT64_MAX}"
-STATUS_RULE = f"must be one of {', '.join(STATUSES)}"
-LIMIT_RULE = "must be one decimal integer from 1 to 100"
-AFTER_RULE = f"must be one decimal integer from 0 to {INT64_MAX}"
 EXAMPLE = 'Send a pet such as {"name": "Rex", "categoryId": 1}.'
+
+# What to send, whichever way a member or parameter is at fault.
+RULES = {
+    "name": "must be a string without lone surrogates",
+    "categoryId": f"must be an integer from {INT64_MIN} to {INT64_MAX}",
+    "status": f"must be one of {', '.join(STATUSES)}",
+    "limit": "must be one decimal integer from 1 to 100",
+    "after": f"must be one decimal integer from 0 to {INT64_MAX}",
+}
 
 
 class NewPet(NamedTuple):
@@ -41,17 +45,12 @@ class ListQuery(NamedTuple):
     after: int
 
 
-def _messages(rule: str) -> dict[str, Any]:
-    """Make a field say its rule, whichever way it is broken."""
-    return {"required": f"is missing, it {rule}", "null": rule, "invalid": rule}
-
-
 def _encodable(text: str) -> None:
     # JSON can spell a lone surrogate (RFC 8259, section 8.2), UTF-8 cannot hold one.
     try:
         text.encode()
-    except UnicodeEncodeError:
-        raise ValidationError(NAME_RULE) from None
+    except UnicodeEncodeError as error:
+        raise ValidationError(str(error)) from None
 
 
 class DecimalInteger(fields.Integer):
@@ -69,21 +68,14 @@ class NewPetSchema(Schema):
     class Meta:
         unknown = EXCLUDE
 
-    name = fields.String(
-        required=True, error_messages=_messages(NAME_RULE), validate=_encodable
-    )
+    name = fields.String(required=True, validate=_encodable)
     category_id = fields.Integer(
         data_key="categoryId",
         required=True,
         strict=True,
-        error_messages=_messages(CATEGORY_RULE),
-        validate=validate.Range(INT64_MIN, INT64_MAX, error=CATEGORY_RULE),
+        validate=validate.Range(INT64_MIN, INT64_MAX),
     )
-    status = fields.String(
-        load_default=STATUSES[0],
-        error_messages=_messages(STATUS_RULE),
-        validate=validate.OneOf(STATUSES, error=STATUS_RULE),
-    )
+    status = fields.String(load_default="available", validate=validate.OneOf(STATUSES))
 
 
 class ListQuerySchema(Schema):
@@ -92,22 +84,9 @@ class ListQuerySchema(Schema):
     class Meta:
         unknown = EXCLUDE
 
-    limit = DecimalInteger(
-        load_default=20,
-        error_messages=_messages(LIMIT_RULE),
-        validate=validate.Range(1, 100, error=LIMIT_RULE),
-    )
-    status = fields.String(
-        load_default=None,
-        allow_none=False,
-        error_messages=_messages(STATUS_RULE),
-        validate=validate.OneOf(STATUSES, error=STATUS_RULE),
-    )
-    after = DecimalInteger(
-        load_default=0,
-        error_messages=_messages(AFTER_RULE),
-        validate=validate.Range(0, INT64_MAX, error=AFTER_RULE),
-    )
+    limit = DecimalInteger(load_default=20, validate=validate.Range(1, 100))
+    status = fields.String(load_default=None, validate=validate.OneOf(STATUSES))
+    after = DecimalInteger(load_default=0, validate=validate.Range(0, INT64_MAX))
 
 
 NEW_PET_SCHEMA = NewPetSchema()
@@ -118,9 +97,11 @@ def _load(schema: Schema, data: dict[str, Any], error_code: str) -> dict[str, An
     try:
         loaded: dict[str, Any] = schema.load(data)
     except ValidationError as error:
-        faults = error.messages_dict.items()
-        reasons = "; ".join(f"{name} {messages[0]}" for name, messages in faults)
-        raise ServiceError(error_code, f"{reasons}.") from None
+        faults = [
+            f"{name} {'' if name in data else 'is missing, it '}{RULES[name]}"
+            for name in error.messages_dict
+        ]
+        raise ServiceError(error_code, f"{'; '.join(faults)}.") from None
     return loaded
 
 
@@ -160,8 +141,9 @@ def _malformed(reason: str) -> ServiceError:
 
 
 def _read_body() -> bytes:
+    environ = request.environ
     length = request.content_length
-    if not length and "Transfer-Encoding" not in request.headers:
+    if not length and "HTTP_TRANSFER_ENCODING" not in environ:
         raise _malformed("is missing")
     if request.mimetype != "application/json":
         raise ServiceError(
@@ -169,7 +151,7 @@ def _read_body() -> bytes:
             "Send the body as 'Content-Type: application/json'.",
             {"Accept": "application/json"},
         )
-    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+    if environ.get("HTTP_CONTENT_ENCODING", "identity").lower() != "identity":
         raise ServiceError(
             "unsupported_media_type",
             "Send the body without a Content-Encoding.",
@@ -186,12 +168,12 @@ def _read_body() -> bytes:
 
 
 def _read_stream() -> bytes:
-    # One byte more than allowed: werkzeug's own limit would cut a chunked body there
-    # and pass the rest off as the whole.
+    # A byte more than is allowed, to see that there is one. MAX_CONTENT_LENGTH would
+    # cut a chunked body there and take the beginning for the whole.
     try:
         return request.stream.read(MAX_BODY_BYTES + 1)
     except Exception:
-        # Each server has exceptions of its own for a body that breaks off.
+        # Every server has exceptions of its own for a body that breaks off.
         raise _malformed("breaks off or its chunks are malformed") from None
 
 
