@@ -112,11 +112,11 @@ def add_routes(app: Flask, keys: frozenset[bytes], pets: PetStore) -> None:
 
     @app.get("/v1/pets/<pet_id>", endpoint="getPet")
     def get_pet(pet_id: str) -> Response:
-        headers = {
-            "Deprecation": DEPRECATION,
-            "Sunset": SUNSET,
-            "Link": f'<{pets_url()}>; rel="successor-version"',
-        }
+        headers = [
+            ("Deprecation", DEPRECATION),
+            ("Sunset", SUNSET),
+            ("Link", f'<{pets_url()}>; rel="successor-version"'),
+        ]
         if time.time() >= SUNSET_TIME:
             message = "Use GET /v1/pets, with a status filter, instead."
             raise ServiceError("gone", message, headers)
@@ -126,8 +126,7 @@ def add_routes(app: Flask, keys: frozenset[bytes], pets: PetStore) -> None:
             message = "No pet has this id."
             raise ServiceError("pet_not_found", message, headers)
         response = json_response(pet)
-        for header in headers.items():
-            response.headers.add(*header)
+        response.headers.extend(headers)
         return response
 
     @app.get("/healthz")
@@ -138,7 +137,7 @@ def add_routes(app: Flask, keys: frozenset[bytes], pets: PetStore) -> None:
 
 def json_response(body: bytes, status: int = 200) -> Response:
     """Return a response whose body is JSON already."""
-    return Response(body, status, mimetype="application/json")
+    return Response(body, status, content_type="application/json")
 
 
 def pets_url() -> str:

@@ -37,12 +37,12 @@ def require_key(digests: frozenset[bytes]) -> None:
         raise ServiceError(
             "missing_api_key",
             "Send an API key in the header 'Authorization: Bearer <API_KEY>'.",
-            {"WWW-Authenticate": CHALLENGE},
+            [("WWW-Authenticate", CHALLENGE)],
         )
     # WSGI passes the bytes of a header as Latin-1 text (PEP 3333).
     if sha256(key.encode("latin-1", "backslashreplace")).digest() not in digests:
         raise ServiceError(
             "invalid_api_key",
             "The API key is not valid. Send one that this service was started with.",
-            {"WWW-Authenticate": f'{CHALLENGE}, error="invalid_token"'},
+            [("WWW-Authenticate", f'{CHALLENGE}, error="invalid_token"')],
         )

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Sequence
 from http import HTTPStatus
 
 from flask import Flask, Response, current_app
@@ -40,13 +40,13 @@ class ServiceError(HTTPException):
     """
 
     def __init__(
-        self, code: str, message: str, headers: Mapping[str, str] | None = None
+        self, code: str, message: str, headers: Sequence[tuple[str, str]] = ()
     ) -> None:
         super().__init__(message)
         self.code = STATUS_BY_CODE[code]
         self.error_code = code
         self.message = message
-        self.headers = headers or {}
+        self.headers = headers
 
 
 def error_response(error: HTTPException) -> Response:
@@ -59,10 +59,10 @@ def error_response(error: HTTPException) -> Response:
         code, message, headers = error.error_code, error.message, error.headers
     else:
         code, message = RAISED_BY_FLASK.get(status) or _standard_words(status)
-        headers = dict(error.get_headers())
+        headers = error.get_headers()
     body = json.dumps({"code": code, "message": message, "status": status})
     response = Response(body, status, mimetype="application/json")
-    for name, value in headers.items():
+    for name, value in headers:
         if name not in ("Content-Type", "Content-Length"):
             response.headers[name] = value
     return response
@@ -80,7 +80,7 @@ def storage_unavailable(error: Exception) -> Response:
         ServiceError(
             "storage_unavailable",
             "The store cannot answer at the moment. Try again in a second.",
-            {"Retry-After": "1"},
+            [("Retry-After", "1")],
         )
     )
 

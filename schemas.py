@@ -149,13 +149,13 @@ def _read_body() -> bytes:
         raise ServiceError(
             "unsupported_media_type",
             "Send the body as 'Content-Type: application/json'.",
-            {"Accept": "application/json"},
+            [("Accept", "application/json")],
         )
     if environ.get("HTTP_CONTENT_ENCODING", "identity").lower() != "identity":
         raise ServiceError(
             "unsupported_media_type",
             "Send the body without a Content-Encoding.",
-            {"Accept-Encoding": "identity"},
+            [("Accept-Encoding", "identity")],
         )
     too_large = (length or 0) > MAX_BODY_BYTES
     body = b"" if too_large else _read_stream()

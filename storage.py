@@ -109,7 +109,7 @@ class WriteTurn:
         self._stalled_from = math.inf
 
     def __enter__(self) -> None:
-        if not self._acquire():
+        if not (self._lock.acquire(blocking=False) or self._wait()):
             raise StorageUnavailable("too many writes wait for the database")
         self._stalled_from = monotonic() + STALLED_AFTER
 
@@ -117,7 +117,7 @@ class WriteTurn:
         self._stalled_from = math.inf
         self._lock.release()
 
-    def _acquire(self) -> bool:
+    def _wait(self) -> bool:
         deadline = monotonic() + TURN_WAIT
         while monotonic() < min(deadline, self._stalled_from):
             if self._lock.acquire(timeout=STALLED_AFTER):
@@ -150,8 +150,8 @@ class PetStore:
             # The database is gone with the last connection to it.
             weakref.finalize(self, self._connect("rwc").close)
         else:
-            self._path = Path(path).absolute()
-            self._uri = f"{self._path.as_uri()}?"
+            self._path = os.path.abspath(path)
+            self._uri = f"{Path(self._path).as_uri()}?"
         self._prepare()
         weakref.finalize(self, _close_all, self._idle)
         _stores.add(self)
@@ -188,7 +188,7 @@ class PetStore:
 
     def _prepare(self) -> None:
         try:
-            if self._path and self._path.is_file():
+            if self._path and os.path.isfile(self._path):
                 self._inspect()
             self._create()
         except (sqlite3.Error, OSError) as error:
@@ -248,7 +248,7 @@ class PetStore:
         if self._path is None:
             return None
         try:
-            found = self._path.stat()
+            found = os.stat(self._path)
         except OSError as error:
             self.close()
             raise self._unavailable(error) from error
