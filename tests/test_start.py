@@ -4,7 +4,7 @@ import shutil
 import sqlite3
 import subprocess
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -93,9 +93,15 @@ def a_damaged_page(path: Path) -> None:
         (not_a_database, "file is not a database"),
         (a_directory, "unable to open database file"),
         (no_folder, "unable to open database file"),
-        (a_newer_schema, "its schema version is 2, not 1"),
-        (a_newer_schema_killed_in_mid_write, "its schema version is 2, not 1"),
-        (the_file_of_another_program, "its schema version is 0, not 1"),
+        (a_newer_schema, "it is no pet store of this version: its user_version is 2"),
+        (
+            a_newer_schema_killed_in_mid_write,
+            "it is no pet store of this version: its user_version is 2",
+        ),
+        (
+            the_file_of_another_program,
+            "it is no pet store of this version: its user_version is 0",
+        ),
         (another_table_of_pets, "no such column"),
         (a_damaged_page, "it is damaged: *** in database main ***"),
     ],
@@ -156,6 +162,39 @@ def test_the_program_ends_with_the_reason_and_no_traceback(
         assert "Traceback" not in output
         [line] = [line for line in output.splitlines() if named in line]
         assert line.startswith("Animal Store Service: ")
+
+
+OPENER = """
+import sys, app
+print("ready", flush=True)
+for line in sys.stdin:
+    app.create_app({"API_KEYS": "k", "DATABASE": line.rstrip()})
+    print("open", flush=True)
+"""
+
+
+def test_processes_that_start_at_once_all_make_the_same_file(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        openers = [
+            stack.enter_context(
+                subprocess.Popen(
+                    ["python", "-c", OPENER],
+                    cwd=ROOT,
+                    env=environment(),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    bufsize=1,
+                )
+            )
+            for _ in range(8)
+        ]
+        said = [opener.stdout.readline() for opener in openers]
+        for number in range(10):
+            for opener in openers:
+                opener.stdin.write(f"{tmp_path}/{number}.db\n")
+            said += [opener.stdout.readline() for opener in openers]
+    assert said == ["ready\n"] * 8 + ["open\n"] * 80
 
 
 def test_a_path_given_goes_before_the_environment(
