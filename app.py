@@ -28,6 +28,9 @@ SUNSET_TIME = 1922659200
 # gunicorn stops at this status; after most others it starts the worker over and over.
 EXIT_STATUS = 3
 
+# The one path under /v1 that needs no key.
+DOCUMENT_PATH = "/v1/openapi.json"
+
 
 class AnimalStore(Flask):
     """Flask, except that OPTIONS is not answered with an empty HTML page."""
@@ -78,12 +81,13 @@ def configure(app: Flask, config: Mapping[str, Any]) -> None:
 
 
 def add_routes(app: Flask, keys: frozenset[bytes], pets: PetStore) -> None:
-    """Add the contract's operations, named as it names them, and the health check."""
+    """Add the contract's operations, named as it names them, and two without a key."""
 
     @app.before_request
     def check_key() -> None:
         # Wherever under /v1, route or none: without a key they all look the same.
-        if request.path.startswith("/v1/") and request.method != "OPTIONS":
+        free = request.path == DOCUMENT_PATH or request.method == "OPTIONS"
+        if request.path.startswith("/v1/") and not free:
             auth.require_key(keys)
 
     @app.after_request
@@ -133,6 +137,14 @@ def add_routes(app: Flask, keys: frozenset[bytes], pets: PetStore) -> None:
     def health() -> Response:
         pets.check()
         return json_response(b'{"status": "ok"}')
+
+    document = Path(app.root_path, "openapi.json").read_text("utf-8")
+
+    @app.get(DOCUMENT_PATH, endpoint="getOpenapi")
+    def get_openapi() -> Response:
+        # Only the servers have a member "url", each a path.
+        url = f'"url": "{quote(request.root_path)}/'
+        return json_response(document.replace('"url": "/', url).encode())
 
 
 def json_response(body: bytes, status: int = 200) -> Response:
