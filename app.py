@@ -122,7 +122,7 @@ def add_routes(app: Flask, keys: frozenset[bytes], pets: PetStore) -> None:
             ("Link", f'<{pets_url()}>; rel="successor-version"'),
         ]
         if time.time() >= SUNSET_TIME:
-            message = "Use GET /v1/pets, with a status filter, instead."
+            message = "List the pets, with a status filter, instead."
             raise ServiceError("gone", message, headers)
         number = schemas.parse_pet_id(pet_id)
         pet = None if number is None else pets.get(number)

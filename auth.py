@@ -15,6 +15,8 @@ def key_digests(keys: str) -> frozenset[bytes]:
 
     Blank ones are left out; ValueError if no key remains.
     """
+    if not isinstance(keys, str):
+        raise ValueError("API_KEYS must be a string of keys, separated by commas")
     names = [key.strip() for key in keys.split(",")]
     digests = frozenset(sha256(os.fsencode(name)).digest() for name in names if name)
     if not digests:

@@ -27,8 +27,9 @@ STATUS_BY_CODE = {
 
 # What Flask raises by itself; its own descriptions are written for browsers.
 RAISED_BY_FLASK = {
-    404: ("not_found", "Nothing is at this path. The pets are at /v1/pets."),
+    404: ("not_found", "Nothing is at this path."),
     405: ("method_not_allowed", "Use a method that the Allow header lists."),
+    413: ("body_too_large", "Send a smaller body."),
     500: ("internal_error", "The service failed. Its log says why."),
 }
 

@@ -170,8 +170,9 @@ def _read_body() -> bytes:
 def _read_stream() -> bytes:
     # A byte more than is allowed, to see that there is one. MAX_CONTENT_LENGTH would
     # cut a chunked body there and take the beginning for the whole.
+    stream = request.stream
     try:
-        return request.stream.read(MAX_BODY_BYTES + 1)
+        return stream.read(MAX_BODY_BYTES + 1)
     except Exception:
         # Every server has exceptions of its own for a body that breaks off.
         raise _malformed("breaks off or its chunks are malformed") from None

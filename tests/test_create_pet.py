@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from flask import Flask
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
@@ -194,6 +195,11 @@ def test_a_body_of_64_kib_is_the_largest(client: FlaskClient) -> None:
     body = json.dumps(VALID).ljust(65_536)
     assert post(client, body).status_code == 201
     assert_error(post(client, body + " "), 413, "body_too_large")
+
+
+def test_a_smaller_limit_of_flask_holds_too(app: Flask, client: FlaskClient) -> None:
+    app.config["MAX_CONTENT_LENGTH"] = 10
+    assert_error(post(client, json.dumps(VALID)), 413, "body_too_large")
 
 
 def test_media_type_comes_before_size_and_size_before_json(client: FlaskClient) -> None:

@@ -37,6 +37,11 @@ def test_without_a_key_nothing_starts(
         assert "PETSTORE_API_KEYS" in line
 
 
+def test_keys_in_a_list_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    line = refusal(capsys, API_KEYS=["k"], DATABASE=":memory:")
+    assert "API_KEYS must be a string" in line
+
+
 def not_a_database(path: Path) -> None:
     path.write_text("Dear diary, today I bought a dog." * 100)
 
