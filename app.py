@@ -33,10 +33,16 @@ DOCUMENT_PATH = "/v1/openapi.json"
 
 
 class AnimalStore(Flask):
-    """Flask, except that OPTIONS is not answered with an empty HTML page."""
+    """Flask, but for what it does with OPTIONS, WebSockets and odd Host headers."""
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
+        """Route by the path alone; a WebSocket or a malformed host has no route."""
+        environ.pop("HTTP_UPGRADE", None)
+        environ.pop("HTTP_HOST", None)
+        return super().__call__(environ, start_response)
 
     def make_default_options_response(self) -> Response:
-        """Answer 204, with the methods in Allow."""
+        """Answer 204 with the methods in Allow, not an empty HTML page."""
         response = super().make_default_options_response()
         response.status_code = 204
         del response.headers["Content-Type"]

@@ -151,10 +151,14 @@ def _read_body() -> bytes:
             "Send the body as 'Content-Type: application/json'.",
             [("Accept", "application/json")],
         )
-    if environ.get("HTTP_CONTENT_ENCODING", "identity").lower() != "identity":
+    codings = (
+        environ.get("HTTP_CONTENT_ENCODING", "identity").lower(),
+        environ.get("HTTP_TRANSFER_ENCODING", "chunked").lower(),
+    )
+    if codings != ("identity", "chunked"):
         raise ServiceError(
             "unsupported_media_type",
-            "Send the body without a Content-Encoding.",
+            "Send the body uncompressed.",
             [("Accept-Encoding", "identity")],
         )
     too_large = (length or 0) > MAX_BODY_BYTES

@@ -180,7 +180,11 @@ class PetStore:
         """Query the file anew; a connection that is kept may answer from its memory."""
         self._idle.append(self._take_current())
         with closing(self._open()) as connection:
-            self._execute(connection, SELECT_ANY, ())
+            try:
+                self._execute(connection, SELECT_ANY, ())
+            except StorageUnavailable:
+                self.close()
+                raise
 
     def close(self) -> None:
         """Close the connections that no thread uses; the next call opens a new one."""
@@ -189,13 +193,17 @@ class PetStore:
     def _prepare(self) -> None:
         try:
             if self._path and os.path.isfile(self._path):
-                self._inspect()
+                self._inspect(self._path)
             self._create()
         except (sqlite3.Error, OSError) as error:
             raise self._unavailable(error) from error
 
-    def _inspect(self) -> None:
+    def _inspect(self, path: str) -> None:
         """Raise unless the file is empty or a whole pet store of this version."""
+        wal = f"{path}-wal"
+        if not os.path.getsize(path) and os.path.exists(wal) and os.path.getsize(wal):
+            # SQLite would delete the WAL, and what is only there.
+            raise self._unavailable(f"it is empty, but {wal} is not")
         with closing(self._connect("ro")) as connection:
             # One view of the file, which another process may be making right now.
             connection.execute("BEGIN")
@@ -253,6 +261,8 @@ class PetStore:
         except OSError as error:
             self.close()
             raise self._unavailable(error) from error
+        if found.st_size == 0:
+            raise self._unavailable("it has been emptied")
         return found.st_dev, found.st_ino
 
     def _open(self) -> Connection:

@@ -66,6 +66,24 @@ def test_allow_lists_the_methods(
     assert set(options.allow) == methods
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Connection": "Upgrade", "Upgrade": "websocket"},
+        {"Host": "."},
+        {"Host": "a..b"},
+        {"Host": f"{'x' * 64}.example"},
+        {"Host": "a b"},
+        {"Host": ""},
+    ],
+)
+def test_no_route_depends_on_host_or_upgrade(
+    client: FlaskClient, headers: dict[str, str]
+) -> None:
+    assert client.get("/v1/pets", headers=headers).get_json() == []
+    assert client.get("/healthz", headers=headers).status_code == 200
+
+
 def test_every_answer_forbids_caching_and_sniffing(client: FlaskClient) -> None:
     for response in (client.get("/v1/pets"), client.post("/v1/pets", **PET)):
         assert response.headers["Cache-Control"] == "no-store"

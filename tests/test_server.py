@@ -87,6 +87,15 @@ def chunk(data: bytes) -> bytes:
             CHUNKED + b"5\r\n" + BODY, 400, b"malformed_body", id="chunk too long"
         ),
         pytest.param(
+            JSON
+            + b"Transfer-Encoding: gzip, chunked\r\n\r\n"
+            + chunk(BODY)
+            + chunk(b""),
+            415,
+            b"unsupported_media_type",
+            id="chunked, said to be compressed",
+        ),
+        pytest.param(
             CHUNKED + chunk(b""), 400, b"malformed_body", id="chunked, nothing in it"
         ),
         pytest.param(

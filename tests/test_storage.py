@@ -105,6 +105,32 @@ def test_a_file_that_turns_corrupt_is_never_an_empty_list(
     assert_error(reader.get("/healthz"), 503, "storage_unavailable")
 
 
+def test_an_emptied_file_takes_no_pet_and_keeps_its_wal(
+    client: FlaskClient, database: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_pet(client)
+    wal = database.with_name("pets.db-wal")
+    content = wal.read_bytes()
+    os.truncate(database, 0)
+    assert_error(client.post("/v1/pets", **PET), 503, "storage_unavailable")
+    assert_error(client.get("/healthz"), 503, "storage_unavailable")
+    with pytest.raises(SystemExit):
+        client_of(database)
+    assert "it is empty, but" in capsys.readouterr().err
+    assert wal.read_bytes() == content
+
+
+def test_a_wal_that_is_removed_costs_no_pet_once_health_has_failed(
+    client: FlaskClient, database: Path
+) -> None:
+    pets = [add_pet(client)]
+    database.with_name("pets.db-wal").unlink()
+    assert_error(client.get("/healthz"), 503, "storage_unavailable")
+    pets.append(add_pet(client))
+    assert client.get("/healthz").status_code == 200
+    assert client_of(database).get("/v1/pets").get_json() == pets
+
+
 def test_memory_is_one_store_for_all_threads() -> None:
     client = client_of(":memory:")
     with ThreadPoolExecutor(8) as threads:
