@@ -92,8 +92,9 @@ def add_routes(app: Flask, keys: frozenset[bytes], pets: PetStore) -> None:
     @app.before_request
     def check_key() -> None:
         # Wherever under /v1, route or none: without a key they all look the same.
-        free = request.path == DOCUMENT_PATH or request.method == "OPTIONS"
-        if request.path.startswith("/v1/") and not free:
+        path = request.path
+        closed = path.startswith("/v1/") and path != DOCUMENT_PATH
+        if closed and request.method != "OPTIONS":
             auth.require_key(keys)
 
     @app.after_request
@@ -105,11 +106,11 @@ def add_routes(app: Flask, keys: frozenset[bytes], pets: PetStore) -> None:
     @app.get("/v1/pets", endpoint="listPets")
     def list_pets() -> Response:
         query = schemas.parse_list_query(request.environ.get("QUERY_STRING", ""))
-        page = pets.list_page(*query)
-        response = json_response(page.json)
-        if page.next_after is not None:
+        page, last_id = pets.list_page(*query)
+        response = json_response(page)
+        if last_id is not None:
             status = f"&status={query.status}" if query.status else ""
-            url = f"{pets_url()}?limit={query.limit}{status}&after={page.next_after}"
+            url = f"{pets_url()}?limit={query.limit}{status}&after={last_id}"
             response.headers.add("Link", f'<{url}>; rel="next"')
         return response
 

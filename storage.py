@@ -6,11 +6,10 @@ import sqlite3
 import threading
 import uuid
 import weakref
-from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any, NamedTuple
+from typing import Any
 
 # Seconds. The two waits bound the answer to a write at 7, however many wait.
 TURN_WAIT = 2.0
@@ -46,45 +45,31 @@ SELECT_ANY = "SELECT id, name, category_id, status FROM pets LIMIT 1"
 def _select_page(condition: str) -> str:
     """Return the query for a page: its JSON, and its last id if another page follows.
 
-    It walks the ids to where the page ends, then reads the pets up to there in the
-    order of the key. That is faster than to limit the pets in a subquery.
+    It finds where the page ends, then reads the pets up to there in the order of the
+    key. That is faster than to limit the pets in a subquery.
     """
+    ids = f"SELECT id FROM pets WHERE id > ?1 {condition} ORDER BY id"
     return f"""
-        WITH page (last) AS (
-            SELECT (
-                SELECT id FROM pets WHERE id > :after {condition}
-                ORDER BY id LIMIT 1 OFFSET :limit - 1
-            )
+        SELECT json_group_array({PET}), (
+            SELECT min(id) FROM ({ids} LIMIT 2 OFFSET ?2 - 1) HAVING count(*) = 2
         )
-        SELECT
-            json_group_array({PET}),
-            CASE WHEN EXISTS (
-                SELECT 1 FROM pets WHERE id > last {condition}
-            ) THEN last END
-        FROM page JOIN pets
-            ON id > :after AND id <= ifnull(last, {2**63 - 1}) {condition}
+        FROM pets
+        WHERE id > ?1 AND id <= ifnull(({ids} LIMIT 1 OFFSET ?2 - 1), {2**63 - 1})
+        {condition}
     """
 
 
 SELECT_PAGE = _select_page("")
-SELECT_PAGE_OF_STATUS = _select_page("AND status = :status")
-
+SELECT_PAGE_OF_STATUS = _select_page("AND status = ?3")
 
 # SQLite blames the statement for these, not the database: they are bugs.
 BUGS = (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.DataError)
 
-Values = Sequence[object] | Mapping[str, object]
+Values = tuple[object, ...]
 
 
 class StorageUnavailable(Exception):
     """SQLite cannot do what it was asked; the message says why and names the file."""
-
-
-class Page(NamedTuple):
-    """The JSON array of a page's pets, and its last id if another page follows."""
-
-    json: bytes
-    next_after: int | None
 
 
 class Connection(sqlite3.Connection):
@@ -143,7 +128,7 @@ class PetStore:
             found = sqlite3.sqlite_version
             raise StorageUnavailable(f"SQLite is {found}, 3.38 or newer is needed")
         self._idle: list[Connection] = []
-        self.turn = WriteTurn()
+        self.renew_locks()
         if path == ":memory:":
             self._path = None
             self._uri = f"file:/{uuid.uuid4()}?vfs=memdb&"
@@ -156,11 +141,19 @@ class PetStore:
         weakref.finalize(self, _close_all, self._idle)
         _stores.add(self)
 
-    def list_page(self, limit: int, status: str | None, after: int) -> Page:
-        """Return at most `limit` pets with ids past `after`, of one status or any."""
-        sql = SELECT_PAGE if status is None else SELECT_PAGE_OF_STATUS
-        [row] = self._read(sql, {"limit": limit, "status": status, "after": after})
-        return Page(*row)
+    def list_page(
+        self, limit: int, status: str | None, after: int
+    ) -> tuple[bytes, int | None]:
+        """Return the JSON of at most `limit` pets, and their last id if more follow.
+
+        They are the next past the id `after`, of one status or any.
+        """
+        if status is None:
+            [(pets, last)] = self._read(SELECT_PAGE, (after, limit))
+        else:
+            values = (after, limit, status)
+            [(pets, last)] = self._read(SELECT_PAGE_OF_STATUS, values)
+        return pets, last
 
     def get(self, pet_id: int) -> bytes | None:
         """Return the JSON of a pet, or None if there is no such pet."""
@@ -169,7 +162,7 @@ class PetStore:
 
     def add(self, name: str, category_id: int, status: str) -> tuple[int, bytes]:
         """Store a pet; once it is on the disk, return its id and JSON."""
-        with self.turn:
+        with self.write_turn:
             connection = self._take_current()
             values = (name, category_id, status)
             [(pet_id, pet)] = self._execute(connection, INSERT_PET, values)
@@ -189,6 +182,11 @@ class PetStore:
     def close(self) -> None:
         """Close the connections that no thread uses; the next call opens a new one."""
         _close_all(self._idle)
+
+    def renew_locks(self) -> None:
+        """Forget who holds a lock: in a forked process, a thread that is not there."""
+        self.write_turn = WriteTurn()
+        self.read_lock = threading.Lock()
 
     def _prepare(self) -> None:
         try:
@@ -230,10 +228,17 @@ class PetStore:
                 connection.executescript(CREATE_SCHEMA)
 
     def _read(self, sql: str, values: Values) -> list[Any]:
-        connection = self._take() or self._open()
-        rows = self._execute(connection, sql, values)
-        self._idle.append(connection)
-        return rows
+        # sqlite3 gives up the interpreter lock at every step. Readers that wait here do
+        # not fight for it, which makes a tenth more requests per second.
+        if not self.read_lock.acquire(timeout=SQLITE_WAIT):
+            raise self._unavailable("too many reads wait for it")
+        try:
+            connection = self._take() or self._open()
+            rows = self._execute(connection, sql, values)
+            self._idle.append(connection)
+            return rows
+        finally:
+            self.read_lock.release()
 
     def _take(self) -> Connection | None:
         try:
@@ -333,7 +338,7 @@ def _before_fork() -> None:
 
 def _after_fork_in_child() -> None:
     for store in list(_stores):
-        store.turn = WriteTurn()
+        store.renew_locks()
 
 
 os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
