@@ -195,11 +195,11 @@ def test_processes_that_start_at_once_all_make_the_same_file(tmp_path: Path) -> 
             for _ in range(8)
         ]
         said = [opener.stdout.readline() for opener in openers]
-        for number in range(10):
+        for number in range(40):
             for opener in openers:
                 opener.stdin.write(f"{tmp_path}/{number}.db\n")
             said += [opener.stdout.readline() for opener in openers]
-    assert said == ["ready\n"] * 8 + ["open\n"] * 80
+    assert said == ["ready\n"] * 8 + ["open\n"] * 320
 
 
 def test_a_path_given_goes_before_the_environment(
