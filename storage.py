@@ -6,6 +6,7 @@ import sqlite3
 import threading
 import uuid
 import weakref
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from time import monotonic, sleep
@@ -48,24 +49,23 @@ def _select_page(condition: str) -> str:
     It finds where the page ends, then reads the pets up to there in the order of the
     key. That is faster than to limit the pets in a subquery.
     """
-    ids = f"SELECT id FROM pets WHERE id > ?1 {condition} ORDER BY id"
+    ids = f"SELECT id FROM pets WHERE id > :after {condition} ORDER BY id"
     return f"""
         SELECT json_group_array({PET}), (
-            SELECT min(id) FROM ({ids} LIMIT 2 OFFSET ?2 - 1) HAVING count(*) = 2
+            SELECT min(id) FROM ({ids} LIMIT 2 OFFSET :limit - 1) HAVING count(*) = 2
         )
-        FROM pets
-        WHERE id > ?1 AND id <= ifnull(({ids} LIMIT 1 OFFSET ?2 - 1), {2**63 - 1})
-        {condition}
+        FROM pets WHERE id > :after {condition}
+        AND id <= ifnull(({ids} LIMIT 1 OFFSET :limit - 1), {2**63 - 1})
     """
 
 
 SELECT_PAGE = _select_page("")
-SELECT_PAGE_OF_STATUS = _select_page("AND status = ?3")
+SELECT_PAGE_OF_STATUS = _select_page("AND status = :status")
 
 # SQLite blames the statement for these, not the database: they are bugs.
 BUGS = (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.DataError)
 
-Values = tuple[object, ...]
+Values = Sequence[object] | Mapping[str, object]
 
 
 class StorageUnavailable(Exception):
@@ -148,11 +148,9 @@ class PetStore:
 
         They are the next past the id `after`, of one status or any.
         """
-        if status is None:
-            [(pets, last)] = self._read(SELECT_PAGE, (after, limit))
-        else:
-            values = (after, limit, status)
-            [(pets, last)] = self._read(SELECT_PAGE_OF_STATUS, values)
+        sql = SELECT_PAGE if status is None else SELECT_PAGE_OF_STATUS
+        values = {"limit": limit, "status": status, "after": after}
+        [(pets, last)] = self._read(sql, values)
         return pets, last
 
     def get(self, pet_id: int) -> bytes | None:
