@@ -69,7 +69,7 @@ Values = Sequence[object] | Mapping[str, object]
 
 
 class StorageUnavailable(Exception):
-    """SQLite cannot do what it was asked; the message says why and names the file."""
+    """SQLite cannot do what it was asked; the message says why."""
 
 
 class Connection(sqlite3.Connection):
@@ -170,12 +170,13 @@ class PetStore:
     def check(self) -> None:
         """Query the file anew; a connection that is kept may answer from its memory."""
         self._idle.append(self._take_current())
-        with closing(self._open()) as connection:
-            try:
+        try:
+            with closing(self._open()) as connection:
                 self._execute(connection, SELECT_ANY, ())
-            except StorageUnavailable:
-                self.close()
-                raise
+        except StorageUnavailable:
+            # What this one cannot read, the kept ones must not write to.
+            self.close()
+            raise
 
     def close(self) -> None:
         """Close the connections that no thread uses; the next call opens a new one."""

@@ -131,6 +131,16 @@ def test_a_wal_that_is_removed_costs_no_pet_once_health_has_failed(
     assert client_of(database).get("/v1/pets").get_json() == pets
 
 
+def test_no_pet_is_taken_once_health_has_found_the_file_overwritten(
+    client: FlaskClient, database: Path
+) -> None:
+    add_pet(client)
+    for path in (database, database.with_name("pets.db-wal")):
+        path.write_bytes(os.urandom(path.stat().st_size))
+    assert_error(client.get("/healthz"), 503, "storage_unavailable")
+    assert_error(client.post("/v1/pets", **PET), 503, "storage_unavailable")
+
+
 def test_memory_is_one_store_for_all_threads() -> None:
     client = client_of(":memory:")
     with ThreadPoolExecutor(8) as threads:
