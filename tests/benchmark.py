@@ -24,7 +24,7 @@ from flask import Flask, Response
 from werkzeug.test import create_environ
 
 from app import create_app
-from tests.service import COMMAND, KEY, Service, serving
+from tests.service import AUTHORIZED, COMMAND, KEY, Service, serving
 
 SMALL, LARGE = 1_000, 1_000_000
 ROUNDS = 40
@@ -33,7 +33,6 @@ SERVED_ROUNDS = 5
 SERVED_SECONDS = 1.0
 CONNECTIONS = (8, 32)
 
-AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
 NEW_PET = json.dumps({"name": "Rex", "categoryId": 1, "status": "sold"}).encode()
 FILL = """
     WITH RECURSIVE numbers (n) AS (

@@ -3,6 +3,9 @@
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
+# When getPet is removed: date -ud 2030-12-05T00:00:00Z +%s
+REMOVED_AT = 1922659200.0
+
 
 def assert_error(response: TestResponse, status: int, code: str) -> None:
     """Check that a response is the Error body of the contract, and nothing else."""

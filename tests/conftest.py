@@ -11,6 +11,13 @@ from app import create_app
 KEY = "test-key"
 
 
+def client_with_key(app: Flask) -> FlaskClient:
+    """Return a client that sends the key with every request."""
+    client = app.test_client()
+    client.environ_base["HTTP_AUTHORIZATION"] = f"Bearer {KEY}"
+    return client
+
+
 @pytest.fixture(autouse=True)
 def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PETSTORE_API_KEYS", "PETSTORE_DATABASE"):
@@ -36,6 +43,4 @@ def anonymous(app: Flask) -> FlaskClient:
 @pytest.fixture
 def client(app: Flask) -> FlaskClient:
     """A client with a key."""
-    client = app.test_client()
-    client.environ_base["HTTP_AUTHORIZATION"] = f"Bearer {KEY}"
-    return client
+    return client_with_key(app)

@@ -84,7 +84,7 @@ class Service:
         [port] = self.wait_for_log(r"Listening at: http://127\.0\.0\.1:(\d+)")
         self.port = int(port)
         # Answered once a worker is up.
-        self.request("GET", "/healthz")
+        assert self.request("GET", "/healthz").status == 200
 
     def log(self) -> str:
         """Return what this process, and no earlier one, has logged."""

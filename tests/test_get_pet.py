@@ -4,9 +4,7 @@ import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from tests.checks import add_pet, assert_error
-
-REMOVED_AT = 1922659200.0  # date -ud 2030-12-05T00:00:00Z +%s
+from tests.checks import REMOVED_AT, add_pet, assert_error
 
 
 def assert_deprecated(response: TestResponse) -> None:

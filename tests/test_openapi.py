@@ -18,13 +18,12 @@ from werkzeug.test import Client, TestResponse
 
 import errors
 import schemas
-from tests.checks import add_pet, add_pets, assert_error
+from tests.checks import REMOVED_AT, add_pet, add_pets, assert_error
 from tests.conftest import KEY
 from tests.service import ROOT
 
 DOCUMENT = json.loads((ROOT / "openapi.json").read_text("utf-8"))
 SCHEMAS = DOCUMENT["components"]["schemas"]
-REMOVED_AT = 1922659200.0  # date -ud 2030-12-05T00:00:00Z +%s
 
 # The text of the document has the first two; the others follow from the body.
 ON_EVERY_ANSWER = {"Cache-Control", "X-Content-Type-Options"}

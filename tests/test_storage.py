@@ -8,18 +8,17 @@ from pathlib import Path
 
 import pytest
 from flask.testing import FlaskClient
+from werkzeug.test import TestResponse
 
 from app import create_app
 from tests.checks import add_pet, add_pets, assert_error
-from tests.conftest import KEY
+from tests.conftest import KEY, client_with_key
 
 PET = {"json": {"name": "Rex", "categoryId": 1}}
 
 
 def client_of(database: Path | str) -> FlaskClient:
-    client = create_app({"API_KEYS": KEY, "DATABASE": database}).test_client()
-    client.environ_base["HTTP_AUTHORIZATION"] = f"Bearer {KEY}"
-    return client
+    return client_with_key(create_app({"API_KEYS": KEY, "DATABASE": database}))
 
 
 def test_pets_outlive_the_process(client: FlaskClient, database: Path) -> None:
@@ -143,13 +142,12 @@ def test_no_pet_is_taken_once_health_has_found_the_file_overwritten(
 
 def test_memory_is_one_store_for_all_threads() -> None:
     client = client_of(":memory:")
+
+    def post(_: int) -> TestResponse:
+        return client_with_key(client.application).post("/v1/pets", **PET)
+
     with ThreadPoolExecutor(8) as threads:
-        answers = threads.map(
-            lambda _: client.application.test_client().post(
-                "/v1/pets", headers={"Authorization": f"Bearer {KEY}"}, **PET
-            ),
-            range(400),
-        )
+        answers = threads.map(post, range(400))
         assert {answer.status_code for answer in answers} == {201}
     page = client.get("/v1/pets?limit=100&after=300").get_json()
     assert [pet["id"] for pet in page] == list(range(301, 401))
