@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from io import BytesIO
 from itertools import cycle, islice
@@ -217,9 +218,8 @@ def in_process(folder: Path) -> list[Row]:
 def requests_per_second(port: int, request: bytes, connections: int) -> float:
     """Send a request over and over on some connections, and count the answers."""
     stop = threading.Event()
-    counts: list[int] = []
 
-    def work() -> None:
+    def work() -> int:
         count = 0
         with socket.create_connection(("127.0.0.1", port), 30) as connection:
             while not stop.is_set():
@@ -232,17 +232,15 @@ def requests_per_second(port: int, request: bytes, connections: int) -> float:
                 while missing:
                     missing -= len(connection.recv(missing))
                 count += 1
-        counts.append(count)
+        return count
 
-    threads = [threading.Thread(target=work) for _ in range(connections)]
     start = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    time.sleep(SERVED_SECONDS)
-    stop.set()
-    for thread in threads:
-        thread.join()
-    return sum(counts) / (time.perf_counter() - start)
+    with ThreadPoolExecutor(connections) as threads:
+        counts = [threads.submit(work) for _ in range(connections)]
+        time.sleep(SERVED_SECONDS)
+        stop.set()
+        answers = sum(count.result() for count in counts)
+    return answers / (time.perf_counter() - start)
 
 
 def http(path: str, body: bytes = b"") -> bytes:
@@ -271,7 +269,7 @@ def rates(ours: Service, bare: Service) -> Iterator[Row]:
         for name, path, bare_path, body in [
             ("list 20", "/v1/pets", "/pets20", b""),
             ("list 100", "/v1/pets?limit=100", "/pets100", b""),
-            ("get", "/v1/pets/500000", "/pet/1", b""),
+            ("get", f"/v1/pets/{LARGE // 2}", "/pet/1", b""),
             ("create", "/v1/pets", "/pet/1", NEW_PET),
         ]:
             progress(f"{name}, served, {connections} connections")
