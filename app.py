@@ -106,7 +106,7 @@ def add_routes(app: Flask, keys: frozenset[bytes], pets: PetStore) -> None:
     @app.get("/v1/pets", endpoint="listPets")
     def list_pets() -> Response:
         query = schemas.parse_list_query(request.environ.get("QUERY_STRING", ""))
-        page, last_id = pets.list_page(*query)
+        page, last_id = pets.list_page(**query._asdict())
         response = json_response(page)
         if last_id is not None:
             status = f"&status={query.status}" if query.status else ""
@@ -116,7 +116,7 @@ def add_routes(app: Flask, keys: frozenset[bytes], pets: PetStore) -> None:
 
     @app.post("/v1/pets", endpoint="createPet")
     def create_pet() -> Response:
-        pet_id, pet = pets.add(*schemas.read_new_pet())
+        pet_id, pet = pets.add(**schemas.read_new_pet()._asdict())
         response = json_response(pet, 201)
         response.headers.add("Location", f"{pets_url()}/{pet_id}")
         return response

@@ -1,23 +1,17 @@
 """The pets in SQLite: every character of SQL, every sqlite3 call, nothing of HTTP."""
 
-import math
+from __future__ import annotations
+
 import os
 import sqlite3
 import threading
 import uuid
 import weakref
-from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any
-
-# Seconds. The two waits bound the answer to a write at 7, however many wait.
-TURN_WAIT = 2.0
-SQLITE_WAIT = 5.0
-STALLED_AFTER = 0.25
-# Fewer than the Procfile's threads: the others are left for reads.
-SEATS = 8
+from typing import Any, NamedTuple
 
 SCHEMA_VERSION = 1
 CREATE_SCHEMA = f"""
@@ -37,112 +31,81 @@ CREATE_SCHEMA = f"""
 PET = "json_object('id', id, 'name', name, 'categoryId', category_id, 'status', status)"
 
 INSERT_PET = f"""
-    INSERT INTO pets (name, category_id, status) VALUES (?, ?, ?) RETURNING id, {PET}
+    INSERT INTO pets (name, category_id, status)
+    VALUES (:name, :category_id, :status)
+    RETURNING id, {PET}
 """
-SELECT_PET = f"SELECT {PET} FROM pets WHERE id = ?"
+SELECT_PET = f"SELECT {PET} FROM pets WHERE id = :id"
 SELECT_ANY = "SELECT id, name, category_id, status FROM pets LIMIT 1"
 
 
 def _select_page(condition: str) -> str:
     """Return the query for a page: its JSON, and its last id if another page follows.
 
-    It finds where the page ends, then reads the pets up to there in the order of the
-    key. That is faster than to limit the pets in a subquery.
+    First it finds where the page ends and the next one begins (neither, where the pets
+    run out before), then it reads the pets in between: faster than to limit them.
     """
-    ids = f"SELECT id FROM pets WHERE id > :after {condition} ORDER BY id"
     return f"""
-        SELECT json_group_array({PET}), (
-            SELECT min(id) FROM ({ids} LIMIT 2 OFFSET :limit - 1) HAVING count(*) = 2
+        WITH page (last, next) AS (
+            SELECT min(id), max(id) FROM (
+                SELECT id FROM pets WHERE id > :after {condition}
+                ORDER BY id LIMIT 2 OFFSET :limit - 1
+            )
         )
-        FROM pets WHERE id > :after {condition}
-        AND id <= ifnull(({ids} LIMIT 1 OFFSET :limit - 1), {2**63 - 1})
+        SELECT json_group_array({PET}), CASE WHEN next > last THEN last END
+        FROM page, pets
+        WHERE id > :after {condition} AND id <= ifnull(last, {2**63 - 1})
     """
 
 
 SELECT_PAGE = _select_page("")
 SELECT_PAGE_OF_STATUS = _select_page("AND status = :status")
 
+# Seconds: how long SQLite waits for another process before it says that the database
+# is busy, at the start and later; and how long a pet waits to be stored.
+START_WAIT = 5.0
+BUSY_WAIT = 0.25
+STORE_WAIT = 5.0
+# How many pets wait while another process holds the file. Fewer than the server has
+# threads: the others are left for reads.
+SEATS = 8
+
+# What stands for the state of a file where the database is in memory.
+IN_MEMORY = os.stat_result([1] * 10)
+
 # SQLite blames the statement for these, not the database: they are bugs.
 BUGS = (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.DataError)
+# These pass once there is room on the disk.
+NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)
 
-Values = Sequence[object] | Mapping[str, object]
+Values = Mapping[str, object]
+Row = tuple[Any, ...]
 
 
 class StorageUnavailable(Exception):
     """SQLite cannot do what it was asked; the message says why."""
 
 
-class Connection(sqlite3.Connection):
-    """A connection that knows the device and inode of the file it has open."""
-
-    file: tuple[int, int] | None = None
-
-
-class WriteTurn:
-    """The turn to write, one thread's at a time.
-
-    SQLite before 3.51.3 can lose a commit when two connections write or checkpoint at
-    the same instant (the WAL-reset bug), and its own waiting is slower and less fair.
-    A turn that takes long means that another process holds the file. Then as many
-    threads as there are seats wait on and the others are refused at once, so that some
-    are left for reads.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._seats = threading.Semaphore(SEATS)
-        self._stalled_from = math.inf
-
-    def __enter__(self) -> None:
-        if not (self._lock.acquire(blocking=False) or self._wait()):
-            raise StorageUnavailable("too many writes wait for the database")
-        self._stalled_from = monotonic() + STALLED_AFTER
-
-    def __exit__(self, *_: object) -> None:
-        self._stalled_from = math.inf
-        self._lock.release()
-
-    def _wait(self) -> bool:
-        deadline = monotonic() + TURN_WAIT
-        while monotonic() < min(deadline, self._stalled_from):
-            if self._lock.acquire(timeout=STALLED_AFTER):
-                return True
-        if not self._seats.acquire(blocking=False):
-            return False
-        try:
-            return self._lock.acquire(timeout=max(0.0, deadline - monotonic()))
-        finally:
-            self._seats.release()
+class DatabaseBusy(StorageUnavailable):
+    """Another process writes to the file."""
 
 
 class PetStore:
     """The pets in one database file, or in memory where the path is `:memory:`.
 
-    Connections are kept, and each is lent to one thread at a time. Every method raises
+    Any number of threads may call its methods at once. Each method raises
     StorageUnavailable where SQLite cannot answer.
     """
 
     def __init__(self, path: str) -> None:
         """Open the file, or make it; one that is no pet store is left as it is."""
-        if sqlite3.sqlite_version_info < (3, 38):
-            found = sqlite3.sqlite_version
-            raise StorageUnavailable(f"SQLite is {found}, 3.38 or newer is needed")
-        self._idle: list[Connection] = []
-        self.renew_locks()
-        if path == ":memory:":
-            self._path = None
-            self._uri = f"file:/{uuid.uuid4()}?vfs=memdb&"
-            # The database is gone with the last connection to it.
-            weakref.finalize(self, self._connect("rwc").close)
-        else:
-            self._path = os.path.abspath(path)
-            self._uri = f"{Path(self._path).as_uri()}?"
-        self._prepare()
-        weakref.finalize(self, _close_all, self._idle)
+        self._database = Database(path)
+        self._queue = WriteQueue(self._database)
+        weakref.finalize(self, self._database.close)
         _stores.add(self)
 
     def list_page(
-        self, limit: int, status: str | None, after: int
+        self, *, limit: int, status: str | None, after: int
     ) -> tuple[bytes, int | None]:
         """Return the JSON of at most `limit` pets, and their last id if more follow.
 
@@ -150,194 +113,484 @@ class PetStore:
         """
         sql = SELECT_PAGE if status is None else SELECT_PAGE_OF_STATUS
         values = {"limit": limit, "status": status, "after": after}
-        [(pets, last)] = self._read(sql, values)
-        return pets, last
+        [(pets, last_id)] = self._database.read(sql, values)
+        return pets, last_id
+
+    def add(self, *, name: str, category_id: int, status: str) -> tuple[int, bytes]:
+        """Store a pet; once it is on the disk, return its id and JSON."""
+        values = {"name": name, "category_id": category_id, "status": status}
+        pet_id, pet = self._queue.store(values)
+        return pet_id, pet
 
     def get(self, pet_id: int) -> bytes | None:
         """Return the JSON of a pet, or None if there is no such pet."""
-        rows = self._read(SELECT_PET, (pet_id,))
+        rows = self._database.read(SELECT_PET, {"id": pet_id})
         return rows[0][0] if rows else None
 
-    def add(self, name: str, category_id: int, status: str) -> tuple[int, bytes]:
-        """Store a pet; once it is on the disk, return its id and JSON."""
-        with self.write_turn:
-            connection = self._take_current()
-            values = (name, category_id, status)
-            [(pet_id, pet)] = self._execute(connection, INSERT_PET, values)
-        self._idle.append(connection)
-        return pet_id, pet
-
     def check(self) -> None:
-        """Query the file anew; a connection that is kept may answer from its memory."""
-        self._idle.append(self._take_current())
+        """Query the file itself, not what is left of it in memory."""
+        self._database.forget_pages()
+        self._database.read(SELECT_ANY, {})
+
+    def pause(self) -> None:
+        """Wait for what runs, let go of the file, and let nothing more run."""
+        self._database.pause()
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        self._database.resume()
+
+    def resume_in_child(self) -> None:
+        """Go on after `pause` in a forked process, without the parent's queue."""
+        self._queue = WriteQueue(self._database)
+        self._database.resume()
+
+
+class WriteQueue:
+    """Pets on their way to the disk: whoever has the turn stores all that wait.
+
+    A disk syncs a few hundred times a second, however many threads wait for it. So the
+    pets that come while one transaction is written share the next, and their threads
+    sleep until each is told what became of its pet.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._mutex = threading.Lock()
+        self._waiting: list[WaitingPet] = []
+        self._turn_is_taken = False
+        self._is_stalled = False
+
+    def store(self, values: Values) -> Row:
+        """Return the row of INSERT_PET once it is on the disk.
+
+        A pet that is refused (StorageUnavailable) is never stored later: it leaves the
+        queue first, and once its transaction has begun, the outcome is waited for.
+        """
+        pet = WaitingPet(values, self._mutex)
+        with self._mutex:
+            self._waiting.append(pet)
+            self._refuse_beyond_seats()
+        while self._has_turn(pet):
+            self._store_all()
+        if isinstance(pet.outcome, Exception):
+            raise pet.outcome
+        assert pet.outcome is not None
+        return pet.outcome
+
+    def _has_turn(self, pet: WaitingPet) -> bool:
+        """Wait until the thread of this pet has the turn, or the pet its outcome."""
+        with self._mutex:
+            while pet.outcome is None:
+                waits = pet in self._waiting
+                if waits and monotonic() >= pet.deadline:
+                    self._refuse(pet, "it was busy for too long")
+                elif not self._turn_is_taken:
+                    self._turn_is_taken = True
+                    return True
+                else:
+                    pet.told.wait(pet.deadline - monotonic() if waits else None)
+        return False
+
+    def _store_all(self) -> None:
+        """Store all pets that wait in one transaction, and give back the turn."""
+        pets: list[WaitingPet] = []
+        outcomes: Sequence[Row | Exception] = ()
         try:
-            with closing(self._open()) as connection:
-                self._execute(connection, SELECT_ANY, ())
-        except StorageUnavailable:
-            # What this one cannot read, the kept ones must not write to.
-            self.close()
+            with self._database.transaction() as connection:
+                pets = self._take_all()
+                rows = [_insert_pet(connection, pet.values) for pet in pets]
+            outcomes = rows
+        except DatabaseBusy:
+            self._is_stalled = True
+        except Exception as error:
+            pets = pets or self._take_all()
+            outcomes = [error] * len(pets)
+        finally:
+            self._tell(pets, outcomes)
+
+    def _take_all(self) -> list[WaitingPet]:
+        with self._mutex:
+            self._is_stalled = False
+            pets, self._waiting = self._waiting, []
+        return pets
+
+    def _tell(
+        self, pets: list[WaitingPet], outcomes: Sequence[Row | Exception]
+    ) -> None:
+        with self._mutex:
+            self._turn_is_taken = False
+            self._refuse_beyond_seats()
+            # First, for the others have answers to send while it waits for the disk.
+            self._wake_next()
+            cut_off = self._database.unavailable("the write was cut off")
+            for pet, outcome in zip(
+                pets, outcomes or [cut_off] * len(pets), strict=True
+            ):
+                pet.outcome = outcome
+                pet.told.notify()
+
+    def _refuse_beyond_seats(self) -> None:
+        while self._is_stalled and len(self._waiting) > SEATS:
+            self._refuse(self._waiting[-1], "it is busy, and many wait already")
+
+    def _refuse(self, pet: WaitingPet, reason: str) -> None:
+        self._waiting.remove(pet)
+        pet.outcome = self._database.unavailable(reason)
+        pet.told.notify()
+        self._wake_next()
+
+    def _wake_next(self) -> None:
+        if self._waiting and not self._turn_is_taken:
+            self._waiting[0].told.notify()
+
+
+class WaitingPet:
+    """A pet in the queue: how long it waits, and what became of it."""
+
+    def __init__(self, values: Values, mutex: threading.Lock) -> None:
+        self.values = values
+        self.deadline = monotonic() + STORE_WAIT
+        self.told = threading.Condition(mutex)
+        self.outcome: Row | Exception | None = None
+
+
+def _insert_pet(connection: sqlite3.Connection, values: Values) -> Row | Exception:
+    """Insert a pet and return its row, or the bug that is in this request alone."""
+    try:
+        [row] = connection.execute(INSERT_PET, values).fetchall()
+    except Exception as error:
+        if _blames_database(error):
             raise
+        return error
+    return tuple(row)
 
-    def close(self) -> None:
-        """Close the connections that no thread uses; the next call opens a new one."""
-        _close_all(self._idle)
 
-    def renew_locks(self) -> None:
-        """Forget who holds a lock: in a forked process, a thread that is not there."""
-        self.write_turn = WriteTurn()
-        self.read_lock = threading.Lock()
+class Files(NamedTuple):
+    """The files of a database, as `os.stat` finds them."""
 
-    def _prepare(self) -> None:
+    database: os.stat_result
+    wal: os.stat_result
+
+    def go_on_in(self, later: Files) -> bool:
+        """Return whether these are still the same; a WAL never gets shorter."""
+        return (
+            os.path.samestat(self.database, later.database)
+            and os.path.samestat(self.wal, later.wal)
+            and self.wal.st_size <= later.wal.st_size
+        )
+
+
+class OpenDatabase(NamedTuple):
+    """The two connections to a database, and the files that they have open."""
+
+    reader: sqlite3.Connection
+    writer: sqlite3.Connection
+    files: Files
+
+
+class Database:
+    """A database with one connection that reads and one that writes.
+
+    Each has a lock, and so one owner at a time. Whoever must let go of the files takes
+    both locks, `_writing` first, so that all that runs has ended. The files at the path
+    are looked at before every use: SQLite goes on with those that it has open, and what
+    it writes to a file that was removed is lost.
+    """
+
+    def __init__(self, path: str) -> None:
+        if sqlite3.sqlite_version_info < (3, 38):
+            found = sqlite3.sqlite_version
+            raise StorageUnavailable(f"SQLite is {found}, 3.38 or newer is needed")
+        self._opened: OpenDatabase | None = None
+        self._is_suspect = False
+        self._writing = threading.RLock()
+        self._reading = threading.RLock()
+        self._anchor: sqlite3.Connection | None = None
+        if path == ":memory:":
+            self._path = self._wal = ""
+            self._uri = f"file:/{uuid.uuid4()}?vfs=memdb&"
+            # In memory, one who reads while another writes does not see a snapshot.
+            self._reading = self._writing
+            # The database is gone with the last connection to it.
+            self._anchor = self._connect("rwc", START_WAIT)
+        else:
+            self._path = os.path.abspath(path)
+            self._wal = f"{self._path}-wal"
+            self._uri = f"{Path(self._path).as_uri()}?"
         try:
-            if self._path and os.path.isfile(self._path):
-                self._inspect(self._path)
+            self._inspect()
             self._create()
         except (sqlite3.Error, OSError) as error:
-            raise self._unavailable(error) from error
+            raise self.unavailable(error) from error
 
-    def _inspect(self, path: str) -> None:
-        """Raise unless the file is empty or a whole pet store of this version."""
-        wal = f"{path}-wal"
-        if not os.path.getsize(path) and os.path.exists(wal) and os.path.getsize(wal):
+    def read(self, sql: str, values: Values) -> list[Row]:
+        """Return the rows of a query on the files that are at the path now."""
+        while True:
+            with self._reading:
+                if opened := self._current():
+                    try:
+                        return opened.reader.execute(sql, values).fetchall()
+                    except sqlite3.DatabaseError as error:
+                        raise self._trouble(error) from error
+            with self._writing, self._reading:
+                self._open_anew()
+
+    def forget_pages(self) -> None:
+        """Have the next query read from the file what is in memory now."""
+        with self._reading:
+            if self._opened:
+                self._opened.reader.execute("PRAGMA shrink_memory")
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Run the body of a `with` block as one transaction, on the disk at its end.
+
+        Raises DatabaseBusy, before the body, while another process writes.
+        """
+        with self._writing:
+            while not (opened := self._current()):
+                with self._reading:
+                    self._open_anew()
+            try:
+                opened.writer.execute("BEGIN IMMEDIATE")
+                yield opened.writer
+                opened.writer.execute("COMMIT")
+            except BaseException as error:
+                with suppress(sqlite3.Error):
+                    opened.writer.rollback()
+                if isinstance(error, sqlite3.DatabaseError):
+                    raise self._trouble(error) from error
+                raise
+            self._follow(opened)
+
+    def pause(self) -> None:
+        """Wait for what runs, close the connections, and let nothing more run."""
+        self._writing.acquire()
+        self._reading.acquire()
+        self._let_go_at_any_rate()
+
+    def resume(self) -> None:
+        """Let all go on after `pause`."""
+        self._reading.release()
+        self._writing.release()
+
+    def close(self) -> None:
+        """Wait for what runs, and close every connection for good."""
+        with self._writing, self._reading:
+            self._let_go_at_any_rate()
+            if self._anchor:
+                self._anchor.close()
+
+    def unavailable(self, reason: object) -> StorageUnavailable:
+        """Return the exception that names the database and the reason."""
+        return StorageUnavailable(f"{self._path or ':memory:'}: {reason}")
+
+    def _current(self) -> OpenDatabase | None:
+        """Return what is open, if its files are those at the path."""
+        opened = self._opened
+        if not opened or self._is_suspect:
+            return None
+        found = self._find_files()
+        return opened if found and opened.files.go_on_in(found) else None
+
+    def _find_files(self) -> Files | None:
+        try:
+            return Files(self._find_database(), _stat(self._wal))
+        except OSError:
+            return None
+
+    def _find_database(self) -> os.stat_result:
+        found = _stat(self._path)
+        if not found.st_size:
             # SQLite would delete the WAL, and what is only there.
-            raise self._unavailable(f"it is empty, but {wal} is not")
-        with closing(self._connect("ro")) as connection:
+            raise self.unavailable("it has been emptied")
+        return found
+
+    def _open_anew(self) -> None:
+        """Open the files at the path, unless they are open; both locks are held."""
+        if self._current():
+            return
+        self._let_go()
+        try:
+            before = self._find_database()
+            with ExitStack() as connections:
+                reader, writer = (
+                    connections.enter_context(closing(self._connect("rw", BUSY_WAIT)))
+                    for _ in range(2)
+                )
+                self._enter_wal(writer, BUSY_WAIT)
+                writer.execute("PRAGMA synchronous = FULL")
+                for connection in (reader, writer):
+                    # With its first query, a connection opens the WAL.
+                    self._require_version(connection)
+                found = self._find_files()
+                if not found or not os.path.samestat(before, found.database):
+                    raise self.unavailable("it was moved while it was opened")
+                self._opened = OpenDatabase(reader, writer, found)
+                self._is_suspect = False
+                connections.pop_all()
+        except (sqlite3.Error, OSError) as error:
+            raise self.unavailable(error) from error
+
+    def _follow(self, opened: OpenDatabase) -> None:
+        """See to it that what was just committed is in the files at the path."""
+        with suppress(StorageUnavailable):
+            found = self._find_files()
+            if found and opened.files.go_on_in(found):
+                self._opened = opened._replace(files=found)
+            else:
+                with self._reading:
+                    self._let_go()
+
+    def _let_go(self) -> None:
+        """Complete the files that are open, and close them; both locks are held.
+
+        They may not be at the path any more. Then SQLite would leave what is in the WAL
+        to whoever opens the two together, if anyone. The old connection still reaches
+        both, wherever they are, and can bring all into the database.
+        """
+        if self._opened:
+            checkpoint = "PRAGMA wal_checkpoint(TRUNCATE)"
+            try:
+                [(_, frames, done)] = self._opened.writer.execute(checkpoint)
+            except sqlite3.DatabaseError as error:
+                if _passes(error):
+                    raise self.unavailable(error) from error
+            else:
+                if done < frames:
+                    raise self.unavailable("another process reads the old file")
+        self._close()
+
+    def _let_go_at_any_rate(self) -> None:
+        with suppress(StorageUnavailable):
+            self._let_go()
+        self._close()
+
+    def _close(self) -> None:
+        if self._opened:
+            self._opened.reader.close()
+            self._opened.writer.close()
+        self._opened = None
+
+    def _trouble(self, error: sqlite3.DatabaseError) -> Exception:
+        """Return what to raise for an error of SQLite."""
+        if not _blames_database(error):
+            return error
+        if _is_busy(error):
+            return DatabaseBusy(self.unavailable(error))
+        if not _passes(error):
+            # The next who uses the database opens it anew.
+            self._is_suspect = True
+        return self.unavailable(error)
+
+    def _inspect(self) -> None:
+        """Raise unless there is a whole pet store of this version, or nothing yet."""
+        if not os.path.isfile(self._path):
+            return
+        if not os.path.getsize(self._path):
+            if os.path.exists(self._wal) and os.path.getsize(self._wal):
+                # SQLite would delete the WAL, and what is only there.
+                raise self.unavailable(f"it is empty, but {self._wal} is not")
+            return
+        with closing(self._connect("ro", START_WAIT)) as connection:
             # One view of the file, which another process may be making right now.
             connection.execute("BEGIN")
             [(version,)] = connection.execute("PRAGMA user_version").fetchall()
             [(tables,)] = connection.execute("SELECT count(*) FROM sqlite_schema")
             if version == tables == 0:
                 return
-            if version != SCHEMA_VERSION:
-                found = f"its user_version is {version}, not {SCHEMA_VERSION}"
-                raise self._unavailable(f"it is no pet store of this version: {found}")
+            self._require_version(connection)
             (verdict,), *_ = connection.execute("PRAGMA quick_check(1)").fetchall()
             if verdict != b"ok":
                 reason = " ".join(verdict.decode().split())
-                raise self._unavailable(f"it is damaged: {reason}")
-            connection.execute(SELECT_ANY).fetchall()
+                raise self.unavailable(f"it is damaged: {reason}")
 
     def _create(self) -> None:
         """Make what a new file lacks; several processes may do so at once."""
-        with closing(self._connect("rwc")) as connection:
-            if _enter_wal(connection) != b"wal" and self._path:
-                raise self._unavailable("its file system does not support WAL")
+        with closing(self._connect("rwc", START_WAIT)) as connection:
+            self._enter_wal(connection, START_WAIT)
             [(version,)] = connection.execute("PRAGMA user_version").fetchall()
             if version != SCHEMA_VERSION:
                 connection.executescript(CREATE_SCHEMA)
 
-    def _read(self, sql: str, values: Values) -> list[Any]:
-        # sqlite3 gives up the interpreter lock at every step. Readers that wait here do
-        # not fight for it, which makes a tenth more requests per second.
-        if not self.read_lock.acquire(timeout=SQLITE_WAIT):
-            raise self._unavailable("too many reads wait for it")
-        try:
-            connection = self._take() or self._open()
-            rows = self._execute(connection, sql, values)
-            self._idle.append(connection)
-            return rows
-        finally:
-            self.read_lock.release()
+    def _enter_wal(self, connection: sqlite3.Connection, wait: float) -> None:
+        """Set the journal mode; SQLite does not wait for others that do so too."""
+        deadline = monotonic() + wait
+        mode = None
+        while mode is None:
+            try:
+                [(mode,)] = connection.execute("PRAGMA journal_mode = WAL").fetchall()
+            except sqlite3.OperationalError as error:
+                if not _is_busy(error) or monotonic() > deadline:
+                    raise
+                sleep(0.01)
+        if mode != b"wal" and self._path:
+            raise self.unavailable("its file system does not support WAL")
 
-    def _take(self) -> Connection | None:
-        try:
-            return self._idle.pop()
-        except IndexError:
-            return None
+    def _require_version(self, connection: sqlite3.Connection) -> None:
+        [(version,)] = connection.execute("PRAGMA user_version").fetchall()
+        if version != SCHEMA_VERSION:
+            found = f"its user_version is {version}, not {SCHEMA_VERSION}"
+            raise self.unavailable(f"it is no pet store of this version: {found}")
+        connection.execute(SELECT_ANY).fetchall()
 
-    def _take_current(self) -> Connection:
-        """Return a connection to the file that is at the path now.
-
-        SQLite would go on writing to one that was moved or removed: to be lost.
-        """
-        file = self._identify_file()
-        while connection := self._take():
-            if connection.file == file:
-                return connection
-            connection.close()
-        return self._open()
-
-    def _identify_file(self) -> tuple[int, int] | None:
-        if self._path is None:
-            return None
-        try:
-            found = os.stat(self._path)
-        except OSError as error:
-            self.close()
-            raise self._unavailable(error) from error
-        if found.st_size == 0:
-            raise self._unavailable("it has been emptied")
-        return found.st_dev, found.st_ino
-
-    def _open(self) -> Connection:
-        file = self._identify_file()
-        try:
-            connection = self._connect("rw")
-        except sqlite3.Error as error:
-            raise self._unavailable(error) from error
-        connection.file = file
-        self._execute(connection, "PRAGMA synchronous = FULL", ())
-        return connection
-
-    def _connect(self, mode: str) -> Connection:
+    def _connect(self, mode: str, wait: float) -> sqlite3.Connection:
         connection = sqlite3.connect(
             f"{self._uri}mode={mode}",
             uri=True,
-            factory=Connection,
-            timeout=SQLITE_WAIT,
+            timeout=wait,
             isolation_level=None,
             check_same_thread=False,
         )
         connection.text_factory = bytes
         return connection
 
-    def _execute(self, connection: Connection, sql: str, values: Values) -> list[Any]:
-        """Run a statement to its end, which commits it; if it fails, close."""
-        try:
-            return connection.execute(sql, values).fetchall()
-        except sqlite3.DatabaseError as error:
-            connection.close()
-            if isinstance(error, BUGS):
-                raise
-            raise self._unavailable(error) from error
 
-    def _unavailable(self, reason: object) -> StorageUnavailable:
-        return StorageUnavailable(f"{self._path or ':memory:'}: {reason}")
+def _stat(path: str) -> os.stat_result:
+    return os.stat(path) if path else IN_MEMORY
 
 
-def _enter_wal(connection: Connection) -> bytes:
-    """Set the journal mode, waiting for processes that do so too; SQLite does not."""
-    deadline = monotonic() + SQLITE_WAIT
-    while True:
-        try:
-            [(mode,)] = connection.execute("PRAGMA journal_mode = WAL").fetchall()
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or monotonic() > deadline:
-                raise
-            sleep(0.01)
-        else:
-            return bytes(mode)
+def _blames_database(error: BaseException) -> bool:
+    return isinstance(error, sqlite3.DatabaseError) and not isinstance(error, BUGS)
 
 
-def _close_all(connections: list[Connection]) -> None:
-    with suppress(IndexError):
-        while True:
-            connections.pop().close()
+def _is_busy(error: sqlite3.DatabaseError) -> bool:
+    # The lowest byte of an extended result code is the result code.
+    return error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+
+
+def _passes(error: sqlite3.DatabaseError) -> bool:
+    return _is_busy(error) or error.sqlite_errorcode in NO_ROOM
 
 
 # A fork must carry along neither a connection (sqlite.org/howtocorrupt.html, section
 # 2.6) nor a lock that some other thread holds.
 _stores: weakref.WeakSet[PetStore] = weakref.WeakSet()
+_paused: list[PetStore] = []
 
 
 def _before_fork() -> None:
-    for store in list(_stores):
-        store.close()
+    stores = list(_stores)
+    for store in stores:
+        store.pause()
+    _paused.extend(stores)
+
+
+def _after_fork_in_parent() -> None:
+    while _paused:
+        _paused.pop().resume()
 
 
 def _after_fork_in_child() -> None:
-    for store in list(_stores):
-        store.renew_locks()
+    while _paused:
+        _paused.pop().resume_in_child()
 
 
-os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
+# Windows has no fork.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=_after_fork_in_parent,
+        after_in_child=_after_fork_in_child,
+    )

@@ -88,7 +88,7 @@ def a_damaged_page(path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     content = bytearray(path.read_bytes())
-    content[4096 : 2 * 4096] = b"\xee" * 4096
+    content[-4096:] = b"\xee" * 4096
     path.write_bytes(content)
 
 
