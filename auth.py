@@ -1,6 +1,7 @@
 """The bearer key: which keys are valid, and whether a request carries one."""
 
 import os
+import re
 from hashlib import sha256
 
 from flask import request
@@ -9,21 +10,32 @@ from errors import ServiceError
 
 CHALLENGE = 'Bearer realm="petstore"'
 
+# Control characters cannot stand in a header (RFC 9110, section 5.5). A byte order mark
+# is what an editor has left, and lone surrogates but for those that stand for a byte
+# (PEP 383) are no text: nobody sends them.
+UNSENDABLE = re.compile("[\x00-\x1f\x7f\ufeff\ud800-\udc7f\udd00-\udfff]")
 
-def key_digests(keys: str) -> frozenset[bytes]:
+
+def key_digests(setting: object) -> frozenset[bytes]:
     """Return the SHA-256 digests of the keys in a comma-separated list.
 
-    Blank ones are left out; ValueError if no key remains.
+    Blank ones are left out. ValueError where no key remains, or one can never be sent.
     """
-    if not isinstance(keys, str):
+    if not isinstance(setting, str):
         raise ValueError("API_KEYS must be a string of keys, separated by commas")
-    names = [key.strip() for key in keys.split(",")]
-    digests = frozenset(sha256(os.fsencode(name)).digest() for name in names if name)
-    if not digests:
+    keys = [key.strip() for key in setting.split(",") if key.strip()]
+    if not keys:
         raise ValueError(
             "PETSTORE_API_KEYS has no key; set it to one or more, separated by commas"
         )
-    return digests
+    for number, key in enumerate(keys, 1):
+        if found := UNSENDABLE.search(key):
+            character = f"U+{ord(found[0]):04X}"
+            raise ValueError(
+                f"PETSTORE_API_KEYS: key {number} contains {character}, "
+                "which no client can send"
+            )
+    return frozenset(sha256(os.fsencode(key)).digest() for key in keys)
 
 
 def require_key(digests: frozenset[bytes]) -> None:

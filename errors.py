@@ -2,13 +2,13 @@
 
 import json
 import re
-from collections.abc import Sequence
-from http import HTTPStatus
+from collections.abc import Iterable
+from http.client import responses
 
 from flask import Flask, Response, current_app
 from werkzeug.exceptions import HTTPException
 
-# Every code that has words of its own, and the status that goes with it.
+# Every code of the application, and the status that goes with it.
 STATUS_BY_CODE = {
     "malformed_body": 400,
     "invalid_body": 400,
@@ -25,12 +25,16 @@ STATUS_BY_CODE = {
     "storage_unavailable": 503,
 }
 
-# What Flask raises by itself; its own descriptions are written for browsers.
-RAISED_BY_FLASK = {
-    404: ("not_found", "Nothing is at this path."),
+# What Flask and gunicorn refuse by themselves: the code, and what to send instead.
+WORDS_BY_STATUS = {
+    400: ("bad_request", "Send valid HTTP/1.1, with one well-formed Host header."),
     405: ("method_not_allowed", "Use a method that the Allow header lists."),
     413: ("body_too_large", "Send a smaller body."),
+    414: ("uri_too_long", "Send a shorter URL."),
+    417: ("expectation_failed", "Send no Expect header but '100-continue'."),
+    431: ("request_header_fields_too_large", "Send fewer or shorter headers."),
     500: ("internal_error", "The service failed. Its log says why."),
+    501: ("not_implemented", "Send no Transfer-Encoding but 'chunked'."),
 }
 
 
@@ -41,13 +45,22 @@ class ServiceError(HTTPException):
     """
 
     def __init__(
-        self, code: str, message: str, headers: Sequence[tuple[str, str]] = ()
+        self, error_code: str, message: str, headers: Iterable[tuple[str, str]] = ()
     ) -> None:
         super().__init__(message)
-        self.code = STATUS_BY_CODE[code]
-        self.error_code = code
+        self.code = STATUS_BY_CODE[error_code]  # as HTTPException calls the status
+        self.error_code = error_code
         self.message = message
         self.headers = headers
+
+
+def init_app(app: Flask) -> None:
+    """Let every failure of the application end in the Error body.
+
+    Flask logs a crash, wraps it as a 500 and passes it to this same handler. One for
+    Exception would take the crash before it is logged.
+    """
+    app.register_error_handler(HTTPException, error_response)
 
 
 def error_response(error: HTTPException) -> Response:
@@ -55,23 +68,19 @@ def error_response(error: HTTPException) -> Response:
 
     Headers such as Allow stay; those that describe the replaced body go.
     """
-    status = error.code or 500
+    status = error.code
+    assert status, "Flask passes on no error without a status"
     if isinstance(error, ServiceError):
-        code, message, headers = error.error_code, error.message, error.headers
+        body = error_body(error.error_code, error.message, status)
+        headers = error.headers
     else:
-        code, message = RAISED_BY_FLASK.get(status) or _standard_words(status)
+        body = standard_error_body(status)
         headers = error.get_headers()
-    body = json.dumps({"code": code, "message": message, "status": status})
     response = Response(body, status, mimetype="application/json")
     for name, value in headers:
-        if name not in ("Content-Type", "Content-Length"):
-            response.headers[name] = value
+        if name.lower() not in ("content-type", "content-length"):
+            response.headers.add(name, value)
     return response
-
-
-def _standard_words(status: int) -> tuple[str, str]:
-    phrase = HTTPStatus(status).phrase
-    return re.sub(r"[^a-z]+", "_", phrase.lower()), f"{phrase}."
 
 
 def storage_unavailable(error: Exception) -> Response:
@@ -86,10 +95,14 @@ def storage_unavailable(error: Exception) -> Response:
     )
 
 
-def init_app(app: Flask) -> None:
-    """Let every failure of the application end in the Error body.
+def standard_error_body(status: int) -> str:
+    """Return the Error body for a status that is not the application's own."""
+    phrase = responses.get(status, "Unknown Error")
+    standard = re.sub(r"[^a-z]+", "_", phrase.lower()), f"{phrase}."
+    code, message = WORDS_BY_STATUS.get(status, standard)
+    return error_body(code, message, status)
 
-    Flask logs a crash, wraps it as a 500 and passes it to this same handler. One for
-    Exception would take the crash before it is logged.
-    """
-    app.register_error_handler(HTTPException, error_response)
+
+def error_body(code: str, message: str, status: int) -> str:
+    """Return the Error body as JSON."""
+    return json.dumps({"code": code, "message": message, "status": status})

@@ -1,5 +1,6 @@
-"""What comes in: the body of createPet, the query of listPets, the id of getPet."""
+"""What comes in: the query of listPets, the body of createPet, the id of getPet."""
 
+import io
 import json
 import re
 from decimal import Decimal, InvalidOperation
@@ -12,29 +13,24 @@ from marshmallow import EXCLUDE, Schema, ValidationError, fields, validate
 
 from errors import ServiceError
 
-STATUSES = ("available", "pending", "sold")
-INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 MAX_BODY_BYTES = 64 * 1024
 CANONICAL_DECIMAL = re.compile(r"0|[1-9][0-9]{0,18}")
 
-EXAMPLE = 'Send a pet such as {"name": "Rex", "categoryId": 1}.'
+LIMIT = validate.Range(1, 100)
+AFTER = validate.Range(0, 2**63 - 1)
+INT64 = validate.Range(-(2**63), 2**63 - 1)
+STATUS = validate.OneOf(("available", "pending", "sold"))
 
 # What to send, whichever way a member or parameter is at fault.
 RULES = {
+    "limit": f"must be one decimal integer from {LIMIT.min} to {LIMIT.max}",
+    "after": f"must be one decimal integer from {AFTER.min} to {AFTER.max}",
     "name": "must be a string without lone surrogates",
-    "categoryId": f"must be an integer from {INT64_MIN} to {INT64_MAX}",
-    "status": f"must be one of {', '.join(STATUSES)}",
-    "limit": "must be one decimal integer from 1 to 100",
-    "after": f"must be one decimal integer from 0 to {INT64_MAX}",
+    "categoryId": f"must be an integer from {INT64.min} to {INT64.max}",
+    "status": f"must be one of {', '.join(STATUS.choices)}",
 }
 
-
-class NewPet(NamedTuple):
-    """A pet to add, as the contract's NewPet has it."""
-
-    name: str
-    category_id: int
-    status: str
+EXAMPLE = 'Send a pet such as {"name": "Rex", "categoryId": 1}.'
 
 
 class ListQuery(NamedTuple):
@@ -45,6 +41,23 @@ class ListQuery(NamedTuple):
     after: int
 
 
+class NewPet(NamedTuple):
+    """A pet to add, as the contract's NewPet has it."""
+
+    name: str
+    category_id: int
+    status: str
+
+
+class DecimalInteger(fields.Integer):
+    """An integer of the query string, in canonical decimal digits."""
+
+    def _deserialize(self, value: object, *args: object, **kwargs: object) -> int:
+        if isinstance(value, str) and CANONICAL_DECIMAL.fullmatch(value):
+            return int(value)
+        raise self.make_error("invalid")
+
+
 def _encodable(text: str) -> None:
     # JSON can spell a lone surrogate (RFC 8259, section 8.2), UTF-8 cannot hold one.
     try:
@@ -53,13 +66,15 @@ def _encodable(text: str) -> None:
         raise ValidationError(str(error)) from None
 
 
-class DecimalInteger(fields.Integer):
-    """An integer of the query string, in canonical decimal digits and given once."""
+class ListQuerySchema(Schema):
+    """The query parameters of listPets; others are ignored."""
 
-    def _deserialize(self, value: object, *args: object, **kwargs: object) -> int:
-        if isinstance(value, str) and CANONICAL_DECIMAL.fullmatch(value):
-            return int(value)
-        raise self.make_error("invalid")
+    class Meta:
+        unknown = EXCLUDE
+
+    limit = DecimalInteger(load_default=20, validate=LIMIT)
+    status = fields.String(load_default=None, validate=STATUS)
+    after = DecimalInteger(load_default=0, validate=AFTER)
 
 
 class NewPetSchema(Schema):
@@ -70,39 +85,13 @@ class NewPetSchema(Schema):
 
     name = fields.String(required=True, validate=_encodable)
     category_id = fields.Integer(
-        data_key="categoryId",
-        required=True,
-        strict=True,
-        validate=validate.Range(INT64_MIN, INT64_MAX),
+        data_key="categoryId", required=True, strict=True, validate=INT64
     )
-    status = fields.String(load_default="available", validate=validate.OneOf(STATUSES))
+    status = fields.String(load_default="available", validate=STATUS)
 
 
-class ListQuerySchema(Schema):
-    """The query parameters of listPets; others are ignored."""
-
-    class Meta:
-        unknown = EXCLUDE
-
-    limit = DecimalInteger(load_default=20, validate=validate.Range(1, 100))
-    status = fields.String(load_default=None, validate=validate.OneOf(STATUSES))
-    after = DecimalInteger(load_default=0, validate=validate.Range(0, INT64_MAX))
-
-
-NEW_PET_SCHEMA = NewPetSchema()
 LIST_QUERY_SCHEMA = ListQuerySchema()
-
-
-def _load(schema: Schema, data: dict[str, Any], error_code: str) -> dict[str, Any]:
-    try:
-        loaded: dict[str, Any] = schema.load(data)
-    except ValidationError as error:
-        faults = [
-            f"{name} {'' if name in data else 'is missing, it '}{RULES[name]}"
-            for name in error.messages_dict
-        ]
-        raise ServiceError(error_code, f"{'; '.join(faults)}.") from None
-    return loaded
+NEW_PET_SCHEMA = NewPetSchema()
 
 
 @lru_cache(maxsize=256)
@@ -112,38 +101,54 @@ def parse_list_query(query_string: str) -> ListQuery:
     Clients repeat their queries, so the latest are remembered.
     """
     given = parse_qs(query_string, keep_blank_values=True)
-    # A repeated parameter stays a list, which no field takes.
-    once = {name: v[0] if len(v) == 1 else v for name, v in given.items()}
-    return ListQuery(**_load(LIST_QUERY_SCHEMA, once, "invalid_query"))
-
-
-def parse_pet_id(text: str) -> int | None:
-    """Return the id that a path segment spells, or None where no pet can have it."""
-    if CANONICAL_DECIMAL.fullmatch(text) and int(text) <= INT64_MAX:
-        return int(text)
-    return None
+    for name in LIST_QUERY_SCHEMA.fields:
+        if len(given.get(name, ())) > 1:
+            message = f"{name} is given twice, it {RULES[name]}."
+            raise ServiceError("invalid_query", message)
+    values = {name: texts[0] for name, texts in given.items()}
+    return ListQuery(**_load(LIST_QUERY_SCHEMA, values, "invalid_query"))
 
 
 def read_new_pet() -> NewPet:
     """Return the NewPet in the request's body.
 
     Raises unsupported_media_type, body_too_large, malformed_body or invalid_body, in
-    this order.
+    this order; malformed_body also, before the others, where there is no body at all.
     """
-    body = _parse_json(_read_body())
-    if not isinstance(body, dict):
+    _check_headers()
+    members = _parse_json(_read_body())
+    if not isinstance(members, dict):
         raise ServiceError("invalid_body", f"The body is no JSON object. {EXAMPLE}")
-    return NewPet(**_load(NEW_PET_SCHEMA, body, "invalid_body"))
+    return NewPet(**_load(NEW_PET_SCHEMA, members, "invalid_body"))
+
+
+def parse_pet_id(text: str) -> int | None:
+    """Return the id that a path segment spells, or None where no pet can have it."""
+    if CANONICAL_DECIMAL.fullmatch(text) and int(text) <= INT64.max:
+        return int(text)
+    return None
+
+
+def _load(schema: Schema, values: dict[str, Any], error_code: str) -> dict[str, Any]:
+    try:
+        loaded: dict[str, Any] = schema.load(values)
+    except ValidationError as error:
+        faults = [
+            f"{name} {'' if name in values else 'is missing, it '}{RULES[name]}"
+            for name in error.messages_dict
+        ]
+        raise ServiceError(error_code, f"{'; '.join(faults)}.") from None
+    return loaded
 
 
 def _malformed(reason: str) -> ServiceError:
     return ServiceError("malformed_body", f"The body {reason}. {EXAMPLE}")
 
 
-def _read_body() -> bytes:
+def _check_headers() -> None:
+    """Raise unless the headers announce a JSON body that is not too large."""
     environ = request.environ
-    length = request.content_length
-    if not length and "HTTP_TRANSFER_ENCODING" not in environ:
+    if not request.content_length and "HTTP_TRANSFER_ENCODING" not in environ:
         raise _malformed("is missing")
     if request.mimetype != "application/json":
         raise ServiceError(
@@ -161,36 +166,44 @@ def _read_body() -> bytes:
             "Send the body uncompressed.",
             [("Accept-Encoding", "identity")],
         )
-    too_large = (length or 0) > MAX_BODY_BYTES
-    body = b"" if too_large else _read_stream()
-    if too_large or len(body) > MAX_BODY_BYTES:
+    _check_size(request.content_length or 0)
+
+
+def _check_size(size: int) -> None:
+    if size > MAX_BODY_BYTES:
         message = f"Send a body of at most {MAX_BODY_BYTES} bytes."
         raise ServiceError("body_too_large", message)
-    if len(body) < (length or 0):
+
+
+def _read_body() -> bytes:
+    # The stream of Flask's own server shortens a buffer that it has been lent, which
+    # ends the process (SIGSEGV); it cannot shorten the one of a BufferedReader.
+    stream: Any = request.stream
+    if isinstance(stream, io.RawIOBase):
+        stream = io.BufferedReader(stream)
+    try:
+        # A byte more than is allowed, to see that there is one. MAX_CONTENT_LENGTH
+        # would cut a chunked body there and take the beginning for the whole.
+        body: bytes = stream.read(MAX_BODY_BYTES + 1)
+    except Exception:
+        # Every server has exceptions of its own for a body that breaks off.
+        raise _malformed("breaks off or its chunks are malformed") from None
+    _check_size(len(body))
+    if len(body) < (request.content_length or 0):
         raise _malformed("is shorter than its Content-Length")
     return body
 
 
-def _read_stream() -> bytes:
-    # A byte more than is allowed, to see that there is one. MAX_CONTENT_LENGTH would
-    # cut a chunked body there and take the beginning for the whole.
-    stream = request.stream
-    try:
-        return stream.read(MAX_BODY_BYTES + 1)
-    except Exception:
-        # Every server has exceptions of its own for a body that breaks off.
-        raise _malformed("breaks off or its chunks are malformed") from None
-
-
-def _number(literal: str) -> int | float:
+def _number(literal: str) -> int | Decimal | None:
     """Read a number; a whole one within int64 is an int however it is written."""
     try:
         number = Decimal(literal)
-        if INT64_MIN <= number <= INT64_MAX and number == int(number):
-            return int(number)
     except InvalidOperation:
-        pass  # an exponent past what decimal can hold
-    return float(literal)
+        return None  # its exponent is past what decimal can hold: no member takes it
+    # The range comes first: a whole number can have a billion digits.
+    if INT64.min <= number <= INT64.max and number == int(number):
+        return int(number)
+    return number
 
 
 def _object(members: list[tuple[str, Any]]) -> dict[str, Any]:

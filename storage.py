@@ -7,7 +7,7 @@ import sqlite3
 import threading
 import uuid
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from time import monotonic, sleep
@@ -42,41 +42,45 @@ SELECT_ANY = "SELECT id, name, category_id, status FROM pets LIMIT 1"
 def _select_page(condition: str) -> str:
     """Return the query for a page: its JSON, and its last id if another page follows.
 
-    First it finds where the page ends and the next one begins (neither, where the pets
-    run out before), then it reads the pets in between: faster than to limit them.
+    It looks for two ids: the last of a full page, and the first of the next page. If it
+    finds both, there is a next page. If it finds none, all pets up to the largest id
+    belong to this one. To limit the pets themselves, in a subquery, is slower.
     """
+    last = f"""
+        SELECT id FROM pets WHERE id > :after {condition}
+        ORDER BY id LIMIT 1 OFFSET :limit - 1
+    """
+    last_and_next = last.replace("LIMIT 1", "LIMIT 2")
     return f"""
-        WITH page (last, next) AS (
-            SELECT min(id), max(id) FROM (
-                SELECT id FROM pets WHERE id > :after {condition}
-                ORDER BY id LIMIT 2 OFFSET :limit - 1
-            )
-        )
-        SELECT json_group_array({PET}), CASE WHEN next > last THEN last END
-        FROM page, pets
-        WHERE id > :after {condition} AND id <= ifnull(last, {2**63 - 1})
+        SELECT
+            json_group_array({PET}),
+            (SELECT min(id) FROM ({last_and_next}) HAVING count(*) = 2)
+        FROM pets
+        WHERE id > :after {condition} AND id <= ifnull(({last}), {2**63 - 1})
     """
 
 
 SELECT_PAGE = _select_page("")
 SELECT_PAGE_OF_STATUS = _select_page("AND status = :status")
 
-# Seconds: how long SQLite waits for another process before it says that the database
-# is busy, at the start and later; and how long a pet waits to be stored.
+# Seconds. So long SQLite waits for another process, at the start and later, before it
+# says that the database is busy; so long a pet waits to be stored; and so long a reader
+# goes on with the files that were at the path when somebody looked.
 START_WAIT = 5.0
 BUSY_WAIT = 0.25
 STORE_WAIT = 5.0
+LOOK_EVERY = 0.02
 # How many pets wait while another process holds the file. Fewer than the server has
 # threads: the others are left for reads.
 SEATS = 8
-
-# What stands for the state of a file where the database is in memory.
-IN_MEMORY = os.stat_result([1] * 10)
 
 # SQLite blames the statement for these, not the database: they are bugs.
 BUGS = (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.DataError)
 # These pass once there is room on the disk.
 NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)
+
+# What stands for the state of a file where the database is in memory.
+IN_MEMORY = os.stat_result([1] * 10)
 
 Values = Mapping[str, object]
 Row = tuple[Any, ...]
@@ -158,6 +162,7 @@ class WriteQueue:
         self._database = database
         self._mutex = threading.Lock()
         self._waiting: list[WaitingPet] = []
+        self._told: list[WaitingPet] = []
         self._turn_is_taken = False
         self._is_stalled = False
 
@@ -189,25 +194,27 @@ class WriteQueue:
                     self._turn_is_taken = True
                     return True
                 else:
-                    pet.told.wait(pet.deadline - monotonic() if waits else None)
+                    pet.changed.wait(pet.deadline - monotonic() if waits else None)
         return False
 
     def _store_all(self) -> None:
         """Store all pets that wait in one transaction, and give back the turn."""
         pets: list[WaitingPet] = []
-        outcomes: Sequence[Row | Exception] = ()
+        outcomes: dict[WaitingPet, Row | Exception] = {}
         try:
             with self._database.transaction() as connection:
                 pets = self._take_all()
-                rows = [_insert_pet(connection, pet.values) for pet in pets]
+                rows = {pet: _insert_pet(connection, pet.values) for pet in pets}
+                self._wake_told()
             outcomes = rows
         except DatabaseBusy:
             self._is_stalled = True
         except Exception as error:
-            pets = pets or self._take_all()
-            outcomes = [error] * len(pets)
+            outcomes = dict.fromkeys(pets or self._take_all(), error)
         finally:
-            self._tell(pets, outcomes)
+            # Without an outcome, this thread was interrupted (KeyboardInterrupt).
+            cut_off = self._database.unavailable("the write was cut off")
+            self._tell(outcomes or dict.fromkeys(pets, cut_off))
 
     def _take_all(self) -> list[WaitingPet]:
         with self._mutex:
@@ -215,20 +222,26 @@ class WriteQueue:
             pets, self._waiting = self._waiting, []
         return pets
 
-    def _tell(
-        self, pets: list[WaitingPet], outcomes: Sequence[Row | Exception]
-    ) -> None:
+    def _tell(self, outcomes: Mapping[WaitingPet, Row | Exception]) -> None:
+        """Note what became of these pets, and pass the turn on.
+
+        Their threads are woken when the next transaction waits for the disk: earlier,
+        they would take the interpreter from its thread at each of its statements.
+        """
+        self._wake_told()
         with self._mutex:
+            for pet, outcome in outcomes.items():
+                pet.outcome = outcome
+            self._told = list(outcomes)
             self._turn_is_taken = False
             self._refuse_beyond_seats()
-            # First, for the others have answers to send while it waits for the disk.
-            self._wake_next()
-            cut_off = self._database.unavailable("the write was cut off")
-            for pet, outcome in zip(
-                pets, outcomes or [cut_off] * len(pets), strict=True
-            ):
-                pet.outcome = outcome
-                pet.told.notify()
+            self._pass_on()
+
+    def _wake_told(self) -> None:
+        with self._mutex:
+            for pet in self._told:
+                pet.changed.notify()
+            self._told = []
 
     def _refuse_beyond_seats(self) -> None:
         while self._is_stalled and len(self._waiting) > SEATS:
@@ -237,12 +250,14 @@ class WriteQueue:
     def _refuse(self, pet: WaitingPet, reason: str) -> None:
         self._waiting.remove(pet)
         pet.outcome = self._database.unavailable(reason)
-        pet.told.notify()
-        self._wake_next()
+        pet.changed.notify()
+        self._pass_on()
 
-    def _wake_next(self) -> None:
-        if self._waiting and not self._turn_is_taken:
-            self._waiting[0].told.notify()
+    def _pass_on(self) -> None:
+        """Wake the thread that is next to write; where none waits, those told."""
+        if not self._turn_is_taken:
+            for pet in self._waiting[:1] or self._told:
+                pet.changed.notify()
 
 
 class WaitingPet:
@@ -251,7 +266,7 @@ class WaitingPet:
     def __init__(self, values: Values, mutex: threading.Lock) -> None:
         self.values = values
         self.deadline = monotonic() + STORE_WAIT
-        self.told = threading.Condition(mutex)
+        self.changed = threading.Condition(mutex)
         self.outcome: Row | Exception | None = None
 
 
@@ -294,8 +309,9 @@ class Database:
 
     Each has a lock, and so one owner at a time. Whoever must let go of the files takes
     both locks, `_writing` first, so that all that runs has ended. The files at the path
-    are looked at before every use: SQLite goes on with those that it has open, and what
-    it writes to a file that was removed is lost.
+    are looked at before every write, and before a read unless somebody has just looked:
+    SQLite goes on with those that it has open, and what it writes to a file that was
+    removed is lost.
     """
 
     def __init__(self, path: str) -> None:
@@ -304,6 +320,7 @@ class Database:
             raise StorageUnavailable(f"SQLite is {found}, 3.38 or newer is needed")
         self._opened: OpenDatabase | None = None
         self._is_suspect = False
+        self._look_again_at = 0.0
         self._writing = threading.RLock()
         self._reading = threading.RLock()
         self._anchor: sqlite3.Connection | None = None
@@ -328,7 +345,9 @@ class Database:
         """Return the rows of a query on the files that are at the path now."""
         while True:
             with self._reading:
-                if opened := self._current():
+                has_looked = monotonic() < self._look_again_at
+                opened = self._opened if has_looked else self._current()
+                if opened:
                     try:
                         return opened.reader.execute(sql, values).fetchall()
                     except sqlite3.DatabaseError as error:
@@ -339,6 +358,7 @@ class Database:
     def forget_pages(self) -> None:
         """Have the next query read from the file what is in memory now."""
         with self._reading:
+            self._look_again_at = 0.0
             if self._opened:
                 self._opened.reader.execute("PRAGMA shrink_memory")
 
@@ -388,11 +408,13 @@ class Database:
 
     def _current(self) -> OpenDatabase | None:
         """Return what is open, if its files are those at the path."""
-        opened = self._opened
-        if not opened or self._is_suspect:
+        found, opened = self._find_files(), self._opened
+        if not found or not opened or self._is_suspect:
             return None
-        found = self._find_files()
-        return opened if found and opened.files.go_on_in(found) else None
+        if not opened.files.go_on_in(found):
+            return None
+        self._look_again_at = monotonic() + LOOK_EVERY
+        return opened
 
     def _find_files(self) -> Files | None:
         try:
@@ -419,11 +441,12 @@ class Database:
                     connections.enter_context(closing(self._connect("rw", BUSY_WAIT)))
                     for _ in range(2)
                 )
+                self._require_version(writer)
                 self._enter_wal(writer, BUSY_WAIT)
                 writer.execute("PRAGMA synchronous = FULL")
+                # With its first query, a connection opens the WAL.
                 for connection in (reader, writer):
-                    # With its first query, a connection opens the WAL.
-                    self._require_version(connection)
+                    connection.execute(SELECT_ANY).fetchall()
                 found = self._find_files()
                 if not found or not os.path.samestat(before, found.database):
                     raise self.unavailable("it was moved while it was opened")
@@ -453,13 +476,13 @@ class Database:
         if self._opened:
             checkpoint = "PRAGMA wal_checkpoint(TRUNCATE)"
             try:
-                [(_, frames, done)] = self._opened.writer.execute(checkpoint)
+                [(is_busy, _, _)] = self._opened.writer.execute(checkpoint)
             except sqlite3.DatabaseError as error:
                 if _passes(error):
                     raise self.unavailable(error) from error
             else:
-                if done < frames:
-                    raise self.unavailable("another process reads the old file")
+                if is_busy:
+                    raise self.unavailable("another process still reads the old one")
         self._close()
 
     def _let_go_at_any_rate(self) -> None:
@@ -482,6 +505,7 @@ class Database:
         if not _passes(error):
             # The next who uses the database opens it anew.
             self._is_suspect = True
+            self._look_again_at = 0.0
         return self.unavailable(error)
 
     def _inspect(self) -> None:

@@ -6,8 +6,10 @@ measured in turn with it; the medians of many rounds are shown.
 
 import json
 import os
+import shutil
 import socket
 import sqlite3
+import subprocess
 import sys
 import threading
 import time
@@ -24,6 +26,7 @@ from typing import Any, NamedTuple
 from flask import Flask, Response
 from werkzeug.test import create_environ
 
+import storage
 from app import create_app
 from tests.service import AUTHORIZED, COMMAND, KEY, Service, serving
 
@@ -33,6 +36,9 @@ CALLS = 100
 SERVED_ROUNDS = 5
 SERVED_SECONDS = 1.0
 CONNECTIONS = (8, 32)
+CREATE_CONNECTIONS = (1, 8, 16)
+# Milliseconds by which a sync of the disk is made to take longer.
+DELAYS = (0, 1, 4)
 
 NEW_PET = json.dumps({"name": "Rex", "categoryId": 1, "status": "sold"}).encode()
 FILL = """
@@ -243,6 +249,17 @@ def requests_per_second(port: int, request: bytes, connections: int) -> float:
     return answers / (time.perf_counter() - start)
 
 
+def compared(targets: list[tuple[int, bytes]], connections: int) -> Row:
+    """Send requests to two ports in turn; return the two rates and their ratio."""
+    pairs = [
+        [requests_per_second(*target, connections) for target in targets]
+        for _ in range(SERVED_ROUNDS)
+    ]
+    ours, others = (median(rates) for rates in zip(*pairs, strict=True))
+    ratio = median(rate / other for rate, other in pairs)
+    return [f"{ours:,.0f}/s", f"{others:,.0f}/s", f"{ratio:.2f}"]
+
+
 def http(path: str, body: bytes = b"") -> bytes:
     """Return a request as its bytes."""
     method, length = (
@@ -277,17 +294,7 @@ def rates(ours: Service, bare: Service) -> Iterator[Row]:
                 (ours.port, http(path, body)),
                 (bare.port, http(bare_path, body)),
             ]
-            pairs = [
-                [requests_per_second(*target, connections) for target in targets]
-                for _ in range(SERVED_ROUNDS)
-            ]
-            yield [
-                name,
-                str(connections),
-                f"{median(rate for rate, _ in pairs):,.0f}/s",
-                f"{median(rate for _, rate in pairs):,.0f}/s",
-                f"{median(rate / floor for rate, floor in pairs):.2f}",
-            ]
+            yield [name, str(connections), *compared(targets, connections)]
 
 
 def served(folder: Path) -> list[Row]:
@@ -300,6 +307,59 @@ def served(folder: Path) -> list[Row]:
         return [*rows, ["memory", "", *memory, ""]]
 
 
+# Creates, served, beside the same service that commits each pet by itself.
+
+
+def one_commit_a_pet() -> Flask:
+    """Return the service, changed to take one pet at a time from those that wait."""
+
+    def take_one(queue: storage.WriteQueue) -> list[storage.WaitingPet]:
+        with queue._mutex:
+            return [queue._waiting.pop(0)]
+
+    storage.WriteQueue._take_all = take_one  # type: ignore[method-assign]
+    return create_app()
+
+
+def slowed(command: list[str], milliseconds: int) -> list[str]:
+    """Return a command that runs another on a disk whose sync takes longer."""
+    if not milliseconds:
+        return command
+    delay = f"inject=fdatasync:delay_enter={milliseconds * 1000}"
+    options = ["-f", "--seccomp-bpf", "-qq", "-o", os.devnull]
+    return ["strace", *options, "-e", "trace=fdatasync", "-e", delay, *command]
+
+
+def can_slow() -> bool:
+    """Return whether strace is there and may trace."""
+    if not shutil.which("strace"):
+        return False
+    run = subprocess.run(slowed(["true"], 1), capture_output=True, check=False)
+    return run.returncode == 0
+
+
+def creates(folder: Path) -> Iterator[Row]:
+    """Measure creates on each disk, in turn with one commit a pet."""
+    yield ["sync", "connections", "shared commits", "one commit a pet", "ratio"]
+    single = [*COMMAND[:-1], "tests.benchmark:one_commit_a_pet()"]
+    for delay in DELAYS:
+        disk = f"{delay} ms longer" if delay else "as it is"
+        if delay and not can_slow():
+            yield [disk, "", "strace is not", "to be had here", ""]
+            continue
+        with (
+            serving(folder / f"shared{delay}.db", slowed(COMMAND, delay)) as ours,
+            serving(folder / f"single{delay}.db", slowed(single, delay)) as other,
+        ):
+            for connections in CREATE_CONNECTIONS:
+                progress(f"create, {connections} connections, sync {disk}")
+                targets = [
+                    (service.port, http("/v1/pets", NEW_PET))
+                    for service in (ours, other)
+                ]
+                yield [disk, str(connections), *compared(targets, connections)]
+
+
 def main() -> None:
     """Measure, and print the tables."""
     # Files in memory have no disk to wait for.
@@ -308,8 +368,10 @@ def main() -> None:
         in_process_rows = in_process(Path(folder))
     with TemporaryDirectory() as folder:
         served_rows = served(Path(folder))
+        create_rows = list(creates(Path(folder)))
     print_table("In process, as a multiple of a bare Flask route", in_process_rows)
     print_table("Through gunicorn, beside a bare Flask route", served_rows)
+    print_table("Creates, beside the same service with one commit a pet", create_rows)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,9 @@
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
+# A pet to add: the least that createPet takes.
+PET = {"name": "Rex", "categoryId": 1}
+
 # When getPet is removed: date -ud 2030-12-05T00:00:00Z +%s
 REMOVED_AT = 1922659200.0
 
@@ -24,6 +27,6 @@ def add_pets(client: FlaskClient, *statuses: str) -> list[int]:
 
 def add_pet(client: FlaskClient, **members: object) -> dict[str, object]:
     """Add a pet, and return it as the answer has it."""
-    response = client.post("/v1/pets", json={"name": "Rex", "categoryId": 1, **members})
+    response = client.post("/v1/pets", json={**PET, **members})
     assert response.status_code == 201, response.text
     return response.get_json()

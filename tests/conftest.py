@@ -7,14 +7,13 @@ from flask import Flask
 from flask.testing import FlaskClient
 
 from app import create_app
-
-KEY = "test-key"
+from tests.service import AUTHORIZED, KEY
 
 
 def client_with_key(app: Flask) -> FlaskClient:
     """Return a client that sends the key with every request."""
     client = app.test_client()
-    client.environ_base["HTTP_AUTHORIZATION"] = f"Bearer {KEY}"
+    client.environ_base["HTTP_AUTHORIZATION"] = AUTHORIZED["Authorization"]
     return client
 
 

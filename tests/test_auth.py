@@ -19,6 +19,7 @@ def list_pets(keys: str, authorization: str) -> TestResponse:
         ("k", "Bearer k"),
         ("k", "bearer k"),
         ("k", "BEARER   k  "),
+        ("SeCret", "Bearer SeCret"),
         ("a, b ,,c", "Bearer a"),
         ("a, b ,,c", "Bearer b"),
         ("a, b ,,c", "Bearer c"),
@@ -31,7 +32,19 @@ def test_a_key_of_the_list_gets_in(keys: str, authorization: str) -> None:
     assert list_pets(keys, authorization).status_code == 200
 
 
-@pytest.mark.parametrize("authorization", ["", "k", "Bearer", "Bearer  ", "Basic azpr"])
+@pytest.mark.parametrize(
+    "authorization",
+    [
+        "",
+        "k",
+        "Bearer",
+        "Bearer  ",
+        "Basic azpr",
+        "Bearerx k",
+        "xBearer k",
+        "Bearer\tk",
+    ],
+)
 def test_no_bearer_key_is_a_missing_key(authorization: str) -> None:
     response = list_pets("k", authorization)
     assert_error(response, 401, "missing_api_key")
@@ -44,8 +57,8 @@ def test_no_authorization_is_a_missing_key(anonymous: FlaskClient) -> None:
 
 @pytest.mark.parametrize(
     ("keys", "key"),
-    [("k", "K"), ("k", "kk"), ("k", "k,k"), ("a,b", "a,b"), ("a,b", ","), ("k", "é")]
-    + [("é", "e"), ("????", "ключ"), ("k", "k,Bearer k")],
+    [("k", "K"), ("SeCret", "secret"), ("k", "kk"), ("k", "k,k"), ("k", "k,Bearer k")]
+    + [("a,b", "a,b"), ("a,b", ","), ("k", "é"), ("é", "e"), ("????", "ключ")],
 )
 def test_any_other_key_is_invalid(keys: str, key: str) -> None:
     response = list_pets(keys, f"Bearer {key}")
@@ -72,14 +85,25 @@ def test_any_other_key_is_invalid(keys: str, key: str) -> None:
         ("GET", "/v1/"),
     ],
 )
-def test_without_a_key_everything_is_401(
+def test_without_a_key_everything_under_v1_is_401(
     anonymous: FlaskClient, method: str, path: str
 ) -> None:
     for headers in ({}, {"Authorization": "Bearer wrong"}):
         assert anonymous.open(path, method=method, headers=headers).status_code == 401
 
 
+@pytest.mark.parametrize("path", ["/", "/v1", "/v10/pets", "/V1/pets"])
+def test_outside_of_v1_nobody_needs_a_key(anonymous: FlaskClient, path: str) -> None:
+    assert_error(anonymous.get(path), 404, "not_found")
+
+
 def test_the_key_comes_before_the_body(anonymous: FlaskClient) -> None:
     for data, media_type in [(b"[" * 70_000, "application/json"), (b"x", "text/plain")]:
         response = anonymous.post("/v1/pets", data=data, content_type=media_type)
         assert_error(response, 401, "missing_api_key")
+
+
+@pytest.mark.parametrize("host", [".", "a b", ""])
+def test_the_key_comes_before_the_host(anonymous: FlaskClient, host: str) -> None:
+    response = anonymous.get("/v1/pets", headers={"Host": host})
+    assert_error(response, 401, "missing_api_key")

@@ -13,7 +13,7 @@ def test_a_store_that_answers_is_ok(anonymous: FlaskClient) -> None:
     assert response.content_type == "application/json"
 
 
-def test_a_store_without_its_file_is_not(
+def test_a_store_without_its_file_is_unavailable(
     anonymous: FlaskClient, database: Path
 ) -> None:
     assert anonymous.get("/healthz").status_code == 200

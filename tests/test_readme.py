@@ -3,13 +3,19 @@
 import json
 import re
 import shlex
+import subprocess
+import sys
+from pathlib import Path
 from urllib.parse import urlsplit
 
-from app import SETTINGS, create_app
-from errors import STATUS_BY_CODE
-from tests.service import COMMAND, ROOT
+from flask import Flask
+from werkzeug.test import Client
 
-README = (ROOT / "README.md").read_text()
+from app import SETTINGS, StartError, create_app
+from errors import STATUS_BY_CODE, WORDS_BY_STATUS
+from tests.service import COMMAND, KEY, ROOT, serving
+
+README = (ROOT / "README.md").read_text("utf-8")
 
 
 def section(title: str) -> str:
@@ -23,28 +29,59 @@ def blocks(text: str, language: str) -> list[str]:
 
 
 def test_run_and_test_are_one_line_each() -> None:
-    run, *_ = blocks(section("Run"), "sh")
+    [run] = blocks(section("Run"), "sh")
     [test] = blocks(section("Test"), "sh")
     assert run.count("\n") == test.count("\n") == 1
 
 
 def test_the_first_requests_get_the_answers_shown() -> None:
     client = create_app({"API_KEYS": "demo-key", "DATABASE": ":memory:"}).test_client()
-    _, *commands = blocks(section("Run"), "sh")
-    answers = blocks(section("Run"), "json")
-    assert len(commands) == len(answers) == 2
-    for command, answer in zip(commands, answers, strict=True):
+    [shown] = blocks(section("Run"), "console")
+    pairs = re.findall(r"^\$ (.*)\n(.*)\n", shown, re.MULTILINE)
+    assert len(pairs) == 2
+    for command, answer in pairs:
         _, _, url, *options = shlex.split(command)
-        pairs = list(zip(options[::2], options[1::2], strict=True))
-        headers = [text.split(": ") for name, text in pairs if name == "-H"]
-        data = next((text for name, text in pairs if name == "-d"), None)
+        given = list(zip(options[::2], options[1::2], strict=True))
+        data = next((text for name, text in given if name == "-d"), None)
         response = client.open(
             urlsplit(url).path,
             method="POST" if data else "GET",
-            headers=headers,
+            headers=[text.split(": ") for name, text in given if name == "-H"],
             data=data,
         )
-        assert response.text == answer.rstrip("\n")
+        assert response.text == answer
+
+
+def test_the_client_in_python_adds_a_pet_and_follows_every_page(
+    database: Path,
+) -> None:
+    [client] = blocks(section("Operations"), "python")
+    with serving(database) as service:
+        for _ in range(21):
+            service.request("POST", "/v1/pets", {"name": "Tom", "categoryId": 1})
+        client = client.replace("127.0.0.1:5000", f"127.0.0.1:{service.port}")
+        run = subprocess.run(
+            [sys.executable, "-c", client.replace("demo-key", KEY)],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    created, *listed = run.stdout.splitlines()
+    assert created.startswith("{'id': 22, ")
+    assert listed == [*(f"{n} Tom" for n in range(1, 22)), "22 Rex"]
+
+
+def test_the_embedding_program_serves_under_its_prefix() -> None:
+    [program] = blocks(section("Embedding"), "python")
+    names: dict[str, object] = {}
+    exec(program, names)
+    shop = names["shop"]
+    assert isinstance(shop, Flask)
+    answer = Client(shop).get(
+        "/store/v1/pets", headers={"Authorization": "Bearer demo-key"}
+    )
+    assert answer.get_json() == []
+    assert f"`app.{StartError.__name__}`" in section("Embedding")
 
 
 def test_the_error_shown_is_the_one_that_comes_back() -> None:
@@ -57,6 +94,8 @@ def test_the_error_shown_is_the_one_that_comes_back() -> None:
 def test_every_error_code_is_listed_with_its_status() -> None:
     listed = re.findall(r"^\| (\d+) \| `(\w+)` \|", section("Errors"), re.MULTILINE)
     assert {code: int(status) for status, code in listed} == STATUS_BY_CODE
+    for code, _ in WORDS_BY_STATUS.values():
+        assert f"`{code}`" in section("Errors")
 
 
 def test_every_setting_is_listed() -> None:
@@ -69,7 +108,7 @@ def test_every_route_is_listed() -> None:
     routes = {
         f"{method} {re.sub('<.*>', '{petId}', rule.rule)}"
         for rule in app.url_map.iter_rules()
-        for method in rule.methods - {"HEAD", "OPTIONS"}
+        for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}
     }
     listed = re.findall(r"^\| `(\w+ [^`]+)` \(", section("Operations"), re.MULTILINE)
     assert set(listed) == routes
@@ -79,5 +118,9 @@ def test_the_systemd_unit_starts_what_the_procfile_does() -> None:
     [unit] = blocks(section("On a server"), "ini")
     command = re.findall("^ExecStart=(.*)$", unit, re.MULTILINE)[0]
     program, bind, address, *options = shlex.split(command)
-    assert (bind, address) == ("--bind", "127.0.0.1:8000")
+    assert (Path(program).name, bind, address) == (
+        COMMAND[0],
+        "--bind",
+        "127.0.0.1:8000",
+    )
     assert options == COMMAND[1:]

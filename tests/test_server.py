@@ -1,5 +1,6 @@
 """The served program: the Procfile's command, in load, through faults, to its stop."""
 
+import json
 import random
 import resource
 import signal
@@ -10,20 +11,38 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from http.client import HTTPException
 from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 import pytest
 
-from tests.service import COMMAND, KEY, ROOT, Answer, Service, environment, serving
-
-PET = {"name": "Rex", "categoryId": 1}
+from tests.checks import PET
+from tests.service import (
+    COMMAND,
+    KEY,
+    PATIENCE,
+    ROOT,
+    Answer,
+    Service,
+    environment,
+    serving,
+)
 
 
 @pytest.fixture
 def service(database: Path) -> Iterator[Service]:
     with serving(database) as service:
+        yield service
+        assert "Traceback" not in service.log()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """One service for all tests that only send requests."""
+    with serving(tmp_path_factory.mktemp("served") / "pets.db") as service:
         yield service
         assert "Traceback" not in service.log()
 
@@ -41,10 +60,10 @@ def assert_unavailable(answer: Answer) -> None:
 
 # Requests that no well-behaved client sends.
 
-HEAD = f"POST /v1/pets HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n".encode()
-JSON = HEAD + b"Content-Type: application/json\r\n"
-CHUNKED = JSON + b"Transfer-Encoding: chunked\r\n\r\n"
-BODY = b'{"name": "Rex", "categoryId": 1}'
+POST = f"POST /v1/pets HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n".encode()
+POST_JSON = POST + b"Content-Type: application/json\r\n"
+POST_CHUNKED = POST_JSON + b"Transfer-Encoding: chunked\r\n\r\n"
+PET_BYTES = json.dumps(PET).encode()
 
 
 def chunk(data: bytes) -> bytes:
@@ -54,62 +73,78 @@ def chunk(data: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("request_bytes", "status", "code"),
     [
-        pytest.param(CHUNKED + chunk(BODY) + chunk(b""), 201, None, id="chunked"),
         pytest.param(
-            CHUNKED + chunk(BODY.ljust(65_536)) + chunk(b""),
+            POST_CHUNKED + chunk(PET_BYTES) + chunk(b""), 201, None, id="chunked"
+        ),
+        pytest.param(
+            POST_CHUNKED + chunk(PET_BYTES.ljust(65_536)) + chunk(b""),
             201,
             None,
             id="chunked, 64 KiB",
         ),
         pytest.param(
-            CHUNKED + chunk(BODY.ljust(65_536)) + chunk(b" ") + chunk(b""),
+            POST_CHUNKED + chunk(PET_BYTES.ljust(65_536)) + chunk(b" ") + chunk(b""),
             413,
             b"body_too_large",
             id="chunked, a byte more",
         ),
         pytest.param(
-            JSON + b"Content-Length: 65537\r\n\r\n",
+            POST_JSON + b"Content-Length: 65537\r\n\r\n",
             413,
             b"body_too_large",
             id="a length too large, before the body is there",
         ),
         pytest.param(
-            JSON + b"Content-Length: 50\r\n\r\n" + BODY,
+            POST_JSON + b"Content-Length: 50\r\n\r\n" + PET_BYTES,
             400,
             b"malformed_body",
             id="cut short",
         ),
         pytest.param(
-            CHUNKED + chunk(BODY), 400, b"malformed_body", id="chunked, cut short"
+            POST_CHUNKED + chunk(PET_BYTES),
+            400,
+            b"malformed_body",
+            id="chunked, cut short",
         ),
-        pytest.param(CHUNKED + b"xyz\r\n", 400, b"malformed_body", id="no chunk size"),
         pytest.param(
-            CHUNKED + b"5\r\n" + BODY, 400, b"malformed_body", id="chunk too long"
+            POST_CHUNKED + b"xyz\r\n", 400, b"malformed_body", id="no chunk size"
         ),
         pytest.param(
-            JSON
+            POST_CHUNKED + b"5\r\n" + PET_BYTES,
+            400,
+            b"malformed_body",
+            id="chunk too long",
+        ),
+        pytest.param(
+            POST_JSON
             + b"Transfer-Encoding: gzip, chunked\r\n\r\n"
-            + chunk(BODY)
+            + chunk(PET_BYTES)
             + chunk(b""),
             415,
             b"unsupported_media_type",
             id="chunked, said to be compressed",
         ),
         pytest.param(
-            CHUNKED + chunk(b""), 400, b"malformed_body", id="chunked, nothing in it"
+            POST_CHUNKED + chunk(b""),
+            400,
+            b"malformed_body",
+            id="chunked, nothing in it",
         ),
         pytest.param(
-            JSON + b"Content-Length: 0\r\n\r\n", 400, b"malformed_body", id="length 0"
+            POST_JSON + b"Content-Length: 0\r\n\r\n",
+            400,
+            b"malformed_body",
+            id="length 0",
         ),
-        pytest.param(JSON + b"\r\n", 400, b"malformed_body", id="no length"),
+        pytest.param(POST_JSON + b"\r\n", 400, b"malformed_body", id="no length"),
         pytest.param(
-            HEAD + b"Content-Length: 32\r\n\r\n" + BODY,
+            POST + b"Content-Length: 32\r\n\r\n" + PET_BYTES,
             415,
             b"unsupported_media_type",
             id="no media type",
         ),
         pytest.param(
-            HEAD + b"Authorization: Bearer x\r\n\r\n",
+            POST + b"Authorization: Bearer x\r\n\r\n",
             401,
             b"invalid_api_key",
             id="two keys",
@@ -147,14 +182,6 @@ def test_the_answer_to_an_odd_request(
     assert answer.startswith(b"HTTP/1.1 %d " % status)
     assert b"\r\nContent-Type: application/json\r\n" in answer
     assert code is None or b'{"code": "%b"' % code in answer
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """One service for all tests that only send requests."""
-    with serving(tmp_path_factory.mktemp("served") / "pets.db") as service:
-        yield service
-        assert "Traceback" not in service.log()
 
 
 def test_a_connection_is_kept_through_failures(served: Service) -> None:
@@ -218,11 +245,12 @@ def test_several_workers_start_at_once_on_a_file_to_be_made(database: Path) -> N
     with serving(database, [*COMMAND, "--workers", "4"]) as service:
         service.wait_for_log("Booting worker", count=4)
 
-        def work(_: int) -> list[int]:
-            return [service.request("POST", "/v1/pets", PET).body["id"] for _ in "1234"]
+        def work(_: int) -> list[Answer]:
+            return [service.request("POST", "/v1/pets", PET) for _ in range(4)]
 
-        ids = [id_ for ids in in_threads(16, work) for id_ in ids]
-        assert sorted(ids) == list(range(1, 65))
+        answers = [answer for some in in_threads(16, work) for answer in some]
+        assert Counter(answer.status for answer in answers) == {201: 64}
+        assert sorted(answer.body["id"] for answer in answers) == list(range(1, 65))
         assert service.log().count("Booting worker") == 4
         assert service.stop() == 0
 
@@ -236,44 +264,128 @@ def test_a_preloaded_application_is_served_too(database: Path) -> None:
 # Faults.
 
 
-def test_what_was_acknowledged_outlives_kill_9(database: Path) -> None:
-    acknowledged: dict[int, str] = {}
-    sent: set[str] = set()
+class Load:
+    """Eight clients that create pets, and what they were told of each."""
 
-    def write(service: Service, name: str) -> None:
-        with service.client() as client:
-            for number in range(1000):
-                pet = {"name": f"{name} {number} " + "x" * 500, "categoryId": number}
-                sent.add(pet["name"])
-                try:
-                    answer = client.request("POST", "/v1/pets", pet)
-                except (OSError, HTTPException):
-                    return
-                acknowledged[answer.body["id"]] = pet["name"]
+    clients = 8
 
-    for round_ in range(5):
-        with serving(database) as service:
-            before = len(acknowledged)
-            writers = [
-                threading.Thread(target=write, args=(service, f"{round_} {number}"))
-                for number in range(8)
-            ]
-            for writer in writers:
-                writer.start()
-            while len(acknowledged) < before + 8:
-                time.sleep(0.001)
-            time.sleep(random.uniform(0, 0.3))
-            service.kill()
-            for writer in writers:
-                writer.join()
+    def __init__(self) -> None:
+        self.sent: set[str] = set()
+        self.acknowledged: dict[str, int] = {}
 
-    with serving(database) as service:
-        stored = {pet["id"]: pet["name"] for pet in service.all_pets()}
-    assert acknowledged.items() <= stored.items()
-    assert len(set(stored.values())) == len(stored)
-    assert set(stored.values()) <= sent
+    @contextmanager
+    def until_kill_9(self, service: Service) -> Iterator[None]:
+        """Create pets for the length of a `with` block, and kill the service in it."""
+        with ThreadPoolExecutor(self.clients) as threads:
+            try:
+                creates = [
+                    threads.submit(self.create, service) for _ in range(self.clients)
+                ]
+                self.wait_for_news()
+                yield
+            finally:
+                service.kill()
+        for create in creates:
+            create.result()
+
+    def create(self, service: Service) -> None:
+        """Create pets until the service is gone, each with a name of its own."""
+        with service.client() as client, suppress(OSError, HTTPException):
+            while True:
+                name = f"{uuid4()} {'x' * 500}"
+                self.sent.add(name)
+                pet = {"name": name, "categoryId": 1}
+                answer = client.request("POST", "/v1/pets", pet)
+                if answer.status == 201:
+                    self.acknowledged[name] = answer.body["id"]
+                else:
+                    assert_unavailable(answer)
+
+    def wait_for_news(self) -> None:
+        """Wait until a pet that was sent after now is acknowledged, and some more."""
+        deadline = time.monotonic() + PATIENCE
+        enough = len(self.acknowledged) + 2 * self.clients
+        while len(self.acknowledged) < enough:
+            assert time.monotonic() < deadline, f"{len(self.acknowledged)} of {enough}"
+            time.sleep(0.001)
+
+    def assert_stored(self, pets: list[dict[str, Any]]) -> None:
+        """Check: acknowledged within stored within sent, and none twice."""
+        stored = {pet["name"]: pet["id"] for pet in pets}
+        assert len(stored) == len(pets)
+        assert self.acknowledged.items() <= stored.items()
+        assert stored.keys() <= self.sent
+
+
+def pets_in(database: Path) -> list[dict[str, Any]]:
+    """Return the pets in a file that nobody has open, and check that it is whole."""
     with closing(sqlite3.connect(database)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        pets = connection.execute("SELECT id, name FROM pets ORDER BY id")
+        return [{"id": id_, "name": name} for id_, name in pets]
+
+
+def test_what_was_acknowledged_outlives_kill_9(database: Path) -> None:
+    load = Load()
+    for _ in range(5):
+        with serving(database) as service, load.until_kill_9(service):
+            time.sleep(random.uniform(0, 0.3))
+    with serving(database) as service:
+        load.assert_stored(service.all_pets())
+    load.assert_stored(pets_in(database))
+
+
+def test_a_wal_that_is_removed_under_load_costs_no_pet_even_at_kill_9(
+    service: Service, database: Path
+) -> None:
+    load = Load()
+    with load.until_kill_9(service):
+        for _ in range(5):
+            # It is not there yet where the service has just seen that it was gone.
+            Path(f"{database}-wal").unlink(missing_ok=True)
+            load.wait_for_news()
+    load.assert_stored(pets_in(database))
+
+
+def test_another_store_moved_over_the_file_under_load_costs_no_pet_of_either(
+    service: Service, database: Path
+) -> None:
+    old, other = database.with_suffix(".old"), database.with_suffix(".other")
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("VACUUM INTO ?", [str(other)])
+    with closing(sqlite3.connect(other, isolation_level=None)) as connection:
+        connection.execute(
+            "INSERT INTO pets VALUES (7, 'of the other store', 1, 'sold')"
+        )
+    load = Load()
+    with load.until_kill_9(service):
+        old.hardlink_to(database)
+        acknowledged_before = set(load.acknowledged)
+        other.rename(database)
+        sent_before = set(load.sent)
+        load.wait_for_news()
+    old_pets, new_pets = pets_in(old), pets_in(database)
+    assert new_pets.pop(0) == {"id": 7, "name": "of the other store"}
+    load.assert_stored(old_pets + new_pets)
+    assert acknowledged_before <= {pet["name"] for pet in old_pets}
+    acknowledged_later = set(load.acknowledged) - sent_before
+    assert acknowledged_later
+    assert acknowledged_later <= {pet["name"] for pet in new_pets}
+
+
+def test_a_file_that_is_moved_away_under_load_has_every_pet_even_after_kill_9(
+    service: Service, database: Path
+) -> None:
+    away = database.with_suffix(".away")
+    load = Load()
+    with load.until_kill_9(service):
+        database.rename(away)
+        assert_unavailable(service.request("GET", "/healthz"))
+        away.rename(database)
+        load.wait_for_news()
+        database.rename(away)
+        assert_unavailable(service.request("GET", "/healthz"))
+    load.assert_stored(pets_in(away))
 
 
 def test_a_write_waits_for_another_process_to_finish(

@@ -1,0 +1,116 @@
+"""How gunicorn serves the application: every setting, and what it does by itself."""
+
+import socket
+from concurrent.futures import Future
+from functools import partial
+from http import HTTPStatus
+from selectors import EVENT_READ
+from typing import Any
+
+from click import ClickException
+from gunicorn import util
+from gunicorn.app.wsgiapp import WSGIApplication
+from gunicorn.workers.gthread import TConn, ThreadWorker
+
+# One process, whatever WEB_CONCURRENCY says: all that write share one queue.
+workers = 1
+# More than may wait to write while another program holds the database: some are left
+# for reads.
+threads = 16
+# Below the usual limit of 1,024 open files, past which the worker would end.
+worker_connections = 500
+
+# On standard output: address, time, request, status, bytes of the body, seconds. There
+# is nothing among them in which a client could send a line of its own.
+accesslog = "-"
+access_log_format = '%(h)s %(t)s "%(r)s" %(s)s %(B)s %(L)s'
+
+# Nobody steers the service but by signals.
+control_socket_disable = True
+# No client moves the application to another path with a header SCRIPT_NAME.
+forwarder_headers = ""
+
+
+class Worker(ThreadWorker):
+    """gunicorn's worker with threads, but for the end of a connection."""
+
+    def finish_request(self, conn: TConn, future: Future[bool]) -> None:
+        """Close a connection without making the others wait.
+
+        A client may still be sending, and would lose the answer if the connection were
+        closed at once (RFC 9112, section 9.6). gunicorn waits for its end in this loop,
+        which serves all others. Here the poller waits, no longer than for a request.
+        """
+        if future.cancelled() or future.exception() or future.result():
+            super().finish_request(conn, future)
+            return
+        try:
+            conn.sock.setblocking(False)
+            conn.sock.shutdown(socket.SHUT_WR)
+            self.poller.register(conn.sock, EVENT_READ, partial(self.drain, conn))
+        except (OSError, ValueError):
+            self.nr_conns -= 1
+            conn.close()
+        else:
+            conn.set_timeout()
+            self.pending_conns.append(conn)
+
+    def drain(self, conn: TConn, sock: socket.socket) -> None:
+        """Read what nobody wants any more, and close once the client has."""
+        try:
+            if sock.recv(65_536):
+                return
+        except BlockingIOError:
+            return
+        except OSError:
+            pass
+        self.poller.unregister(sock)
+        self.pending_conns.remove(conn)
+        self.nr_conns -= 1
+        conn.close()
+
+    def _keepalive_after(self, conn: TConn, keepalive: bool) -> bool:
+        # The request is answered. A second answer, to what is malformed in the rest of
+        # its body, would be taken for that to the next request.
+        try:
+            return bool(super()._keepalive_after(conn, keepalive))  # type: ignore[misc]
+        except Exception:
+            return False
+
+
+worker_class = Worker
+
+
+def load(self: WSGIApplication) -> Any:
+    """Load the application; where it cannot start, show why without a traceback."""
+    try:
+        return self.load_wsgiapp()
+    except ClickException as error:
+        error.show()
+        raise SystemExit(error.exit_code) from None
+
+
+def write_error(sock: socket.socket, status_int: int, reason: str, mesg: str) -> None:
+    """Refuse with the Error body what never reaches the application.
+
+    The reason and the message of gunicorn are left out: they quote the client.
+    """
+    # Not above: the process that starts the workers would keep the module as it is now,
+    # and hand it on to those that a reload starts.
+    from errors import standard_error_body
+
+    body = standard_error_body(status_int)
+    head = (
+        f"HTTP/1.1 {status_int} {HTTPStatus(status_int).phrase}",
+        "Connection: close",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+        "Cache-Control: no-store",
+        "X-Content-Type-Options: nosniff",
+    )
+    util.write_nonblock(sock, "\r\n".join([*head, "", body]).encode())
+
+
+# gunicorn has no setting for either.
+WSGIApplication.load = load  # type: ignore[method-assign]
+util.write_error = write_error
