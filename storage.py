@@ -176,8 +176,11 @@ class WriteQueue:
         with self._mutex:
             self._waiting.append(pet)
             self._refuse_beyond_seats()
-        while self._has_turn(pet):
-            self._store_all()
+        try:
+            while self._has_turn(pet):
+                self._store_all()
+        finally:
+            self._leave(pet)
         if isinstance(pet.outcome, Exception):
             raise pet.outcome
         assert pet.outcome is not None
@@ -197,6 +200,12 @@ class WriteQueue:
                     pet.changed.wait(pet.deadline - monotonic() if waits else None)
         return False
 
+    def _leave(self, pet: WaitingPet) -> None:
+        # It still waits only where its thread was interrupted (KeyboardInterrupt).
+        with self._mutex:
+            if pet in self._waiting:
+                self._refuse(pet, "its thread was interrupted")
+
     def _store_all(self) -> None:
         """Store all pets that wait in one transaction, and give back the turn."""
         pets: list[WaitingPet] = []
@@ -212,7 +221,7 @@ class WriteQueue:
         except Exception as error:
             outcomes = dict.fromkeys(pets or self._take_all(), error)
         finally:
-            # Without an outcome, this thread was interrupted (KeyboardInterrupt).
+            # There is none where this thread was interrupted.
             cut_off = self._database.unavailable("the write was cut off")
             self._tell(outcomes or dict.fromkeys(pets, cut_off))
 
