@@ -467,6 +467,12 @@ class Database:
 
     def _follow(self, opened: OpenDatabase) -> None:
         """See to it that what was just committed is in the files at the path."""
+        if self._wal_has_lost_its_head():
+            # Somebody has emptied it, and SQLite went on where it was. A checkpoint
+            # would copy the hole into the database: it must find nothing at all.
+            os.truncate(self._wal, 0)
+            self._is_suspect = True
+            raise self.unavailable("its WAL has been emptied")
         with suppress(StorageUnavailable):
             found = self._find_files()
             if found and opened.files.go_on_in(found):
@@ -474,6 +480,16 @@ class Database:
             else:
                 with self._reading:
                     self._let_go()
+
+    def _wal_has_lost_its_head(self) -> bool:
+        try:
+            wal = os.open(self._wal, os.O_RDONLY)
+        except OSError:
+            return False
+        try:
+            return os.read(wal, 4) == bytes(4)
+        finally:
+            os.close(wal)
 
     def _let_go(self) -> None:
         """Complete the files that are open, and close them; both locks are held.

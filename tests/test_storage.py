@@ -657,6 +657,25 @@ def test_a_wal_that_is_emptied_costs_no_pet_created_later(
     assert pet in all_pets(client)
 
 
+def test_a_wal_that_is_emptied_in_the_middle_of_a_create_spoils_no_database(
+    client: FlaskClient, database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = [add_pet(client)]
+    with closing(sqlite3.connect(database)) as other:
+        other.execute("PRAGMA wal_checkpoint").fetchall()
+    add_pet(client, name="x" * 60_000)
+    monkeypatch.setattr(storage, "BUSY_WAIT", 5.0)  # and looks at them only once
+    with ThreadPoolExecutor(1) as threads:
+        with held(database):
+            create = threads.submit(post, client)
+            # It has looked at the files, and waits for the one that holds them.
+            assert not wait([create], timeout=0.1).done
+            os.truncate(wal_of(database), 0)
+        assert_unavailable(create.result())
+    kept.append(add_pet(client, name="later"))
+    assert pets_after_kill_9(database) == all_pets(client) == kept
+
+
 def test_no_pet_is_taken_once_health_has_found_the_file_overwritten(
     client: FlaskClient, database: Path
 ) -> None:
