@@ -235,7 +235,7 @@ class AnimalStore(Flask):
         if request:
             environ = request.environ
             is_missing = (
-                "HTTP_HOST" not in environ and environ["SERVER_PROTOCOL"] == "HTTP/1.1"
+                "HTTP_HOST" not in environ and environ["SERVER_PROTOCOL"] > "HTTP/1.0"
             )
             if is_missing or not request.host:
                 raise BadRequest

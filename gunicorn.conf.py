@@ -2,13 +2,15 @@
 
 import socket
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
+from resource import RLIMIT_NOFILE, getrlimit
 from selectors import EVENT_READ
 from typing import Any
 
 from click import ClickException
-from gunicorn import util
+from gunicorn import glogging, util
 from gunicorn.app.wsgiapp import WSGIApplication
 from gunicorn.workers.gthread import TConn, ThreadWorker
 
@@ -17,13 +19,22 @@ workers = 1
 # More than may wait to write while another program holds the database: some are left
 # for reads.
 threads = 16
-# Below the usual limit of 1,024 open files, past which the worker would end.
-worker_connections = 500
+# Past the limit of open files (often 1,024, on macOS 256) the worker would end.
+worker_connections = min(500, getrlimit(RLIMIT_NOFILE)[0] // 2)
 
 # On standard output: address, time, request, status, bytes of the body, seconds. There
 # is nothing among them in which a client could send a line of its own.
 accesslog = "-"
 access_log_format = '%(h)s %(t)s "%(r)s" %(s)s %(B)s %(L)s'
+
+
+class Logger(glogging.Logger):
+    """gunicorn's logger, but for long messages: they quote what a client has sent."""
+
+    error_fmt = glogging.Logger.error_fmt.replace("%(message)s", "%(message).1000s")
+
+
+logger_class = Logger
 
 # Nobody steers the service but by signals.
 control_socket_disable = True
@@ -34,26 +45,51 @@ forwarder_headers = ""
 class Worker(ThreadWorker):
     """gunicorn's worker with threads, but for the end of a connection."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.handled: set[TConn] = set()
+
+    def handle(self, conn: TConn) -> Any:
+        """Handle a request, and know its connection as long."""
+        self.handled.add(conn)
+        try:
+            return super().handle(conn)
+        finally:
+            self.handled.discard(conn)
+
+    def run(self) -> None:
+        """Serve until the worker is told to stop and the time for that is over.
+
+        The process ends when its threads do, and a client that has stalled in the
+        middle of a request would hold one of them for as long as it likes.
+        """
+        super().run()
+        for conn in tuple(self.handled):
+            with suppress(OSError):
+                conn.sock.shutdown(socket.SHUT_RDWR)
+
     def finish_request(self, conn: TConn, future: Future[bool]) -> None:
         """Close a connection without making the others wait.
 
         A client may still be sending, and would lose the answer if the connection were
         closed at once (RFC 9112, section 9.6). gunicorn waits for its end in this loop,
-        which serves all others. Here the poller waits, no longer than for a request.
+        which serves all others. Here the poller waits, no longer than for a request,
+        and not where it would keep many new connections out.
         """
         if future.cancelled() or future.exception() or future.result():
             super().finish_request(conn, future)
             return
-        try:
+        is_crowded = self.nr_conns > self.worker_connections // 2
+        with suppress(OSError, ValueError):
             conn.sock.setblocking(False)
             conn.sock.shutdown(socket.SHUT_WR)
-            self.poller.register(conn.sock, EVENT_READ, partial(self.drain, conn))
-        except (OSError, ValueError):
-            self.nr_conns -= 1
-            conn.close()
-        else:
-            conn.set_timeout()
-            self.pending_conns.append(conn)
+            if not is_crowded:
+                self.poller.register(conn.sock, EVENT_READ, partial(self.drain, conn))
+                conn.set_timeout()
+                self.pending_conns.append(conn)
+                return
+        self.nr_conns -= 1
+        conn.close()
 
     def drain(self, conn: TConn, sock: socket.socket) -> None:
         """Read what nobody wants any more, and close once the client has."""

@@ -79,6 +79,9 @@ BUGS = (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.DataError)
 # These pass once there is room on the disk.
 NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)
 
+# How every WAL begins, once there is something in it (sqlite.org/fileformat2.html,
+# section 4.1).
+WAL_MAGIC = b"\x37\x7f\x06"
 # What stands for the state of a file where the database is in memory.
 IN_MEMORY = os.stat_result([1] * 10)
 
@@ -468,11 +471,12 @@ class Database:
     def _follow(self, opened: OpenDatabase) -> None:
         """See to it that what was just committed is in the files at the path."""
         if self._wal_has_lost_its_head():
-            # Somebody has emptied it, and SQLite went on where it was. A checkpoint
-            # would copy the hole into the database: it must find nothing at all.
+            # Somebody has emptied it or written over it, and SQLite went on where it
+            # was. A checkpoint would copy what is there into the database: it must find
+            # nothing at all.
             os.truncate(self._wal, 0)
             self._is_suspect = True
-            raise self.unavailable("its WAL has been emptied")
+            raise self.unavailable("its WAL has been damaged")
         with suppress(StorageUnavailable):
             found = self._find_files()
             if found and opened.files.go_on_in(found):
@@ -487,7 +491,7 @@ class Database:
         except OSError:
             return False
         try:
-            return os.read(wal, 4) == bytes(4)
+            return os.read(wal, 3) not in (b"", WAL_MAGIC)
         finally:
             os.close(wal)
 

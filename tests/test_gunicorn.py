@@ -6,6 +6,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import time
 import unicodedata
 from base64 import b64encode
 from collections.abc import Iterator
@@ -192,11 +193,13 @@ def test_a_number_with_a_huge_exponent_is_refused_at_once(
         assert_one_error(read_all(connection), 400, "invalid_body")
 
 
+# 500 are as many connections as the service takes.
+@pytest.mark.parametrize("count", [40, 500])
 def test_clients_that_leave_closed_connections_open_hold_up_nobody(
-    served: Service,
+    served: Service, count: int
 ) -> None:
     with ExitStack() as stack:
-        left_open = [stack.enter_context(connect(served.port)) for _ in range(40)]
+        left_open = [stack.enter_context(connect(served.port)) for _ in range(count)]
         for connection in left_open:
             connection.sendall(CLOSE)
 
@@ -329,6 +332,45 @@ def test_no_client_writes_a_line_or_a_control_character_into_the_log(
 
 
 # The code that is served.
+
+
+def test_a_long_request_line_makes_no_long_line_in_the_log(database: Path) -> None:
+    with serving(database) as service:
+        answer = send(
+            service.port, b"GET / HTTP/1.1\r\n" + b"\1" * 100_000 + b"\r\n\r\n"
+        )
+        assert_one_error(answer, 400, "bad_request")
+        [warning] = service.wait_for_log(r".*Invalid request from .*\n")
+        assert len(warning) < 1_200
+
+
+def test_fewer_connections_are_taken_where_fewer_files_may_be_open() -> None:
+    command = "ulimit -n 256 && exec gunicorn --print-config 'app:create_app()'"
+    settings = subprocess.run(
+        ["bash", "-c", command],
+        cwd=ROOT,
+        env=environment(PETSTORE_API_KEYS=KEY, PETSTORE_DATABASE=":memory:"),
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert re.search(r"^worker_connections\s+= 128$", settings, re.MULTILINE)
+
+
+def test_a_client_that_has_stalled_does_not_keep_the_old_process_alive(
+    database: Path,
+) -> None:
+    command = [*COMMAND, "--graceful-timeout", "1"]
+    with serving(database, command) as service, connect(service.port) as connection:
+        connection.sendall(POST + b"Content-Length: 30\r\n\r\n{")
+        worker = Path(f"/proc/{service.worker()}")
+        service.process.send_signal(signal.SIGHUP)
+        deadline = time.monotonic() + PATIENCE
+        while worker.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert service.request("GET", "/healthz").status == 200
+        assert "WORKER TIMEOUT" not in service.log()
 
 
 def test_a_reload_serves_the_code_as_it_is_now(tmp_path: Path) -> None:

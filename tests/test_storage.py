@@ -676,6 +676,19 @@ def test_a_wal_that_is_emptied_in_the_middle_of_a_create_spoils_no_database(
     assert pets_after_kill_9(database) == all_pets(client) == kept
 
 
+def test_a_wal_that_is_overwritten_costs_no_pet_created_later(
+    client: FlaskClient, database: Path
+) -> None:
+    kept = [add_pet(client)]
+    with closing(sqlite3.connect(database)) as other:
+        other.execute("PRAGMA wal_checkpoint").fetchall()
+    add_pet(client, name="x" * 60_000)
+    wal_of(database).write_bytes(os.urandom(wal_of(database).stat().st_size))
+    assert_unavailable(post(client))
+    kept.append(add_pet(client, name="later"))
+    assert pets_after_kill_9(database) == all_pets(client) == kept
+
+
 def test_no_pet_is_taken_once_health_has_found_the_file_overwritten(
     client: FlaskClient, database: Path
 ) -> None:
