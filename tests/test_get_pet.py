@@ -1,6 +1,7 @@
 """getPet: found, not found, announced as deprecated, and gone from its day on."""
 
 import sqlite3
+import subprocess
 from contextlib import closing
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
 from tests.checks import REMOVED_AT, add_pet, add_pets, assert_error
+from tests.service import ROOT, environment
 
 
 def assert_deprecated(response: TestResponse) -> None:
@@ -83,3 +85,15 @@ def test_the_others_go_on_when_it_is_gone(
     monkeypatch.setattr("time.time", lambda: REMOVED_AT)
     pet = add_pet(client)
     assert client.get("/v1/pets").get_json() == [pet]
+
+
+def test_its_day_does_not_depend_on_the_time_zone() -> None:
+    said = subprocess.run(
+        ["python", "-c", "import app; print(app.DEPRECATION, app.REMOVAL, app.SUNSET)"],
+        cwd=ROOT,
+        env=environment(TZ="Asia/Tokyo"),
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert said == f"@1795132800 {REMOVED_AT} Thu, 05 Dec 2030 00:00:00 GMT\n"

@@ -1,335 +1,299 @@
 """The OpenAPI document says what the code does, and the code what the document says."""
 
-import itertools
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from functools import reduce
+from operator import getitem
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import marshmallow
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
-from marshmallow import fields, validate
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
 from werkzeug.test import Client
 
 import errors
 import schemas
-from tests.checks import PET, REMOVED_AT, add_pet, add_pets, assert_error
-from tests.service import KEY, ROOT
+from tests.checks import REMOVED_AT, add_pet, add_pets, assert_error
+from tests.conftest import KEY
 
-DOCUMENT = json.loads((ROOT / "openapi.json").read_text("utf-8"))
-SCHEMAS = DOCUMENT["components"]["schemas"]
+DOCUMENT = json.loads(Path(__file__).parents[1].joinpath("openapi.json").read_bytes())
+
+
+def inlined(node: Any) -> Any:
+    """Return a part of the document with no `$ref` in it, and no description."""
+    if isinstance(node, list):
+        return [inlined(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    found = {k: inlined(v) for k, v in node.items() if k not in ("$ref", "description")}
+    if "$ref" in node:
+        target = reduce(getitem, node["$ref"].split("/")[1:], DOCUMENT)
+        return inlined(target) | found
+    return found
+
+
+PATHS, SCHEMAS = inlined(DOCUMENT["paths"]), inlined(DOCUMENT["components"]["schemas"])
 OPERATIONS = {
-    members["operationId"]: (path, method, members)
-    for path, item in DOCUMENT["paths"].items()
-    for method, members in item.items()
+    node["operationId"]: node for at in PATHS.values() for node in at.values()
 }
+ANSWERS = {
+    (name, int(status)): answer
+    for name, operation in OPERATIONS.items()
+    for status, answer in operation["responses"].items()
+}
+
+
+def body_of(node: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the schema of a body, which is JSON and nothing else, and its examples."""
+    assert list(node["content"]) == ["application/json"]
+    body = node["content"]["application/json"]
+    return body["schema"], {k: v["value"] for k, v in body.get("examples", {}).items()}
+
+
+# What happens before a request.
+
+
+def five_pets(client: FlaskClient, _: pytest.MonkeyPatch) -> None:
+    add_pets(client, "available", "sold", "available", "sold", "sold")
+
+
+def bug(client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    for endpoint in (views := client.application.view_functions):
+        monkeypatch.setitem(views, endpoint, lambda **_: str(1 / 0))
+
+
+def no_file(client: FlaskClient, _: pytest.MonkeyPatch) -> None:
+    database = Path(client.application.config["DATABASE"])
+    database.rename(database.with_suffix(".away"))
+
+
+def removal(_: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.time", lambda: REMOVED_AT)
+
+
+REX = {"name": "Rex", "categoryId": 1}
+TOM = {"name": "Tom", "categoryId": 2, "status": "pending"}
+TOO_LARGE = {"name": "x" * 65_536, "categoryId": 1}
+NO_KEY = {"headers": {"Authorization": ""}}
+BAD_KEY = {"headers": {"Authorization": "Bearer other"}}
+GZIP = {"json": REX, "headers": {"Content-Encoding": "gzip"}}
+TEXT = {"json": REX, "headers": {"Content-Type": "text/plain"}}
+
+# Each example of an answer: its operation and name, and the request that leads to it.
+REQUESTS: list[tuple[str, str, Any, str, str, dict[str, Any]]] = [
+    ("listPets", "page", five_pets, "GET", "/v1/pets?limit=2&status=sold&after=1", {}),
+    ("listPets", "invalid_query", None, "GET", "/v1/pets?limit=0", {}),
+    ("listPets", "missing_api_key", None, "GET", "/v1/pets", NO_KEY),
+    ("listPets", "invalid_api_key", None, "GET", "/v1/pets", BAD_KEY),
+    ("listPets", "method_not_allowed", None, "DELETE", "/v1/pets", {}),
+    ("listPets", "internal_error", bug, "GET", "/v1/pets", {}),
+    ("listPets", "storage_unavailable", no_file, "GET", "/v1/pets", {}),
+    ("createPet", "least", None, "POST", "/v1/pets", {"json": REX}),
+    ("createPet", "whole", None, "POST", "/v1/pets", {"json": TOM}),
+    ("createPet", "malformed_body", None, "POST", "/v1/pets", {}),
+    ("createPet", "invalid_body", None, "POST", "/v1/pets", {"json": {"name": "Rex"}}),
+    ("createPet", "missing_api_key", None, "POST", "/v1/pets", NO_KEY),
+    ("createPet", "invalid_api_key", None, "POST", "/v1/pets", BAD_KEY),
+    ("createPet", "method_not_allowed", None, "DELETE", "/v1/pets", {}),
+    ("createPet", "body_too_large", None, "POST", "/v1/pets", {"json": TOO_LARGE}),
+    ("createPet", "media_type", None, "POST", "/v1/pets", TEXT),
+    ("createPet", "encoding", None, "POST", "/v1/pets", GZIP),
+    ("createPet", "internal_error", bug, "POST", "/v1/pets", {"json": REX}),
+    ("createPet", "storage_unavailable", no_file, "POST", "/v1/pets", {"json": REX}),
+    ("getPet", "found", five_pets, "GET", "/v1/pets/1", {}),
+    ("getPet", "missing_api_key", None, "GET", "/v1/pets/1", NO_KEY),
+    ("getPet", "invalid_api_key", None, "GET", "/v1/pets/1", BAD_KEY),
+    ("getPet", "pet_not_found", None, "GET", "/v1/pets/1", {}),
+    ("getPet", "not_found", None, "GET", "/v1/pets/a%2Fb", {}),
+    ("getPet", "method_not_allowed", None, "DELETE", "/v1/pets/1", {}),
+    ("getPet", "gone", removal, "GET", "/v1/pets/1", {}),
+    ("getPet", "internal_error", bug, "GET", "/v1/pets/1", {}),
+    ("getPet", "storage_unavailable", no_file, "GET", "/v1/pets/1", {}),
+    ("getOpenapi", "method_not_allowed", None, "DELETE", "/v1/openapi.json", {}),
+    ("getOpenapi", "internal_error", bug, "GET", "/v1/openapi.json", {}),
+]
+
 
 # The text of the document has the first two; the others follow from the body.
 ON_EVERY_ANSWER = {"Cache-Control", "X-Content-Type-Options"}
 ON_EVERY_ANSWER |= {"Content-Type", "Content-Length"}
 
 
-# The requests that lead to the answers in the document's examples.
+def test_every_example_has_its_request_and_every_request_its_example() -> None:
+    rows = [row[:2] for row in REQUESTS]
+    examples = [(key[0], name) for key in ANSWERS for name in body_of(ANSWERS[key])[1]]
+    assert sorted(rows) == sorted(examples)
 
 
-class Situation(NamedTuple):
-    """What can be made to happen to the service before a request."""
-
-    app: Flask
-    client: FlaskClient
-    database: Path
-    monkeypatch: pytest.MonkeyPatch
-
-
-def nothing(_: Situation) -> None:
-    """All is as it is at the start."""
-
-
-def five_pets(now: Situation) -> None:
-    add_pets(now.client, "available", "sold", "available", "sold", "sold")
-
-
-def a_bug(now: Situation) -> None:
-    for endpoint in now.app.view_functions:
-        now.app.view_functions[endpoint] = lambda **_: str(1 / 0)
-
-
-def no_database(now: Situation) -> None:
-    now.database.rename(now.database.with_suffix(".away"))
-
-
-def the_day_of_removal(now: Situation) -> None:
-    now.monkeypatch.setattr("time.time", lambda: REMOVED_AT)
-
-
-LIST = {"path": "/v1/pets"}
-CREATE = {"method": "POST", "path": "/v1/pets", "json": PET}
-GET = {"path": "/v1/pets/1"}
-GET_DOCUMENT = {"path": "/v1/openapi.json"}
-
-TOM = {"name": "Tom", "categoryId": 2, "status": "pending"}
-TOO_LARGE = {"name": "x" * 65_536, "categoryId": 1}
-NO_KEY = {"headers": {"Authorization": ""}}
-WRONG_KEY = {"headers": {"Authorization": "Bearer wrong"}}
-DELETE = {"method": "DELETE"}
-
-Row = tuple[str, str, Callable[[Situation], None], dict[str, Any]]
-ROWS: list[Row] = [
-    ("listPets", "page", five_pets, {"path": "/v1/pets?limit=2&status=sold&after=1"}),
-    ("listPets", "invalid_query", nothing, {"path": "/v1/pets?limit=0"}),
-    ("listPets", "missing_api_key", nothing, LIST | NO_KEY),
-    ("listPets", "invalid_api_key", nothing, LIST | WRONG_KEY),
-    ("listPets", "method_not_allowed", nothing, LIST | DELETE),
-    ("listPets", "internal_error", a_bug, LIST),
-    ("listPets", "storage_unavailable", no_database, LIST),
-    ("createPet", "least", nothing, CREATE),
-    ("createPet", "whole", nothing, CREATE | {"json": TOM}),
-    ("createPet", "malformed_body", nothing, CREATE | {"json": None}),
-    ("createPet", "invalid_body", nothing, CREATE | {"json": {"name": "Rex"}}),
-    ("createPet", "missing_api_key", nothing, CREATE | NO_KEY),
-    ("createPet", "invalid_api_key", nothing, CREATE | WRONG_KEY),
-    ("createPet", "method_not_allowed", nothing, CREATE | DELETE),
-    ("createPet", "body_too_large", nothing, CREATE | {"json": TOO_LARGE}),
-    ("createPet", "media_type", nothing, CREATE | {"content_type": "text/plain"}),
-    (
-        "createPet",
-        "encoding",
-        nothing,
-        CREATE | {"headers": {"Content-Encoding": "gzip"}},
-    ),
-    ("createPet", "internal_error", a_bug, CREATE),
-    ("createPet", "storage_unavailable", no_database, CREATE),
-    ("getPet", "found", five_pets, GET),
-    ("getPet", "missing_api_key", nothing, GET | NO_KEY),
-    ("getPet", "invalid_api_key", nothing, GET | WRONG_KEY),
-    ("getPet", "pet_not_found", nothing, GET),
-    ("getPet", "not_found", nothing, {"path": "/v1/pets/a%2Fb"}),
-    ("getPet", "method_not_allowed", nothing, GET | DELETE),
-    ("getPet", "gone", the_day_of_removal, GET),
-    ("getPet", "internal_error", a_bug, GET),
-    ("getPet", "storage_unavailable", no_database, GET),
-    ("getOpenapi", "method_not_allowed", nothing, GET_DOCUMENT | DELETE),
-    ("getOpenapi", "internal_error", a_bug, GET_DOCUMENT),
-]
-
-
-def resolve(node: dict[str, Any]) -> dict[str, Any]:
-    """Return what a node refers to, and the members beside the reference."""
-    if "$ref" not in node:
-        return node
-    target = DOCUMENT
-    for name in node["$ref"].removeprefix("#/").split("/"):
-        target = target[name]
-    return {**resolve(target), **node}
-
-
-def answers() -> Iterator[tuple[str, int, dict[str, Any], dict[str, Any]]]:
-    """Yield each documented answer: operation, status, headers, example bodies."""
-    for name, (_, _, members) in OPERATIONS.items():
-        for status, node in members["responses"].items():
-            response = resolve(node)
-            assert list(response["content"]) == ["application/json"]
-            examples = response["content"]["application/json"].get("examples", {})
-            bodies = {key: example["value"] for key, example in examples.items()}
-            headers = response.get("headers", {})
-            resolved = {key: resolve(header) for key, header in headers.items()}
-            yield name, int(status), resolved, bodies
-
-
-def test_every_example_has_its_request() -> None:
-    documented = [
-        (name, example) for name, _, _, bodies in answers() for example in bodies
-    ]
-    assert sorted(documented) == sorted((row[0], row[1]) for row in ROWS)
-
-
-@pytest.mark.parametrize(
-    ("name", "status", "headers", "bodies"),
-    [pytest.param(*answer, id=f"{answer[0]}-{answer[1]}") for answer in answers()],
-)
+@pytest.mark.parametrize(("operation", "status"), ANSWERS)
 def test_an_answer_is_as_documented(
-    app: Flask,
-    client: FlaskClient,
-    database: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    status: int,
-    headers: dict[str, Any],
-    bodies: dict[str, Any],
+    client: FlaskClient, monkeypatch: pytest.MonkeyPatch, operation: str, status: int
 ) -> None:
+    _, bodies = body_of(ANSWERS[operation, status])
+    headers = ANSWERS[operation, status].get("headers", {})
     sent = defaultdict(list)
-    for operation, example, happens, request in ROWS:
-        if operation == name and example in bodies:
-            happens(Situation(app, client, database, monkeypatch))
-            answer = client.open(**request)
+    for of, example, happen, method, path, more in REQUESTS:
+        if of == operation and example in bodies:
+            if happen:
+                happen(client, monkeypatch)
+            answer = client.open(path, method=method, **more)
             assert (answer.status_code, answer.get_json()) == (status, bodies[example])
-            for header, value in answer.headers:
-                if header not in ON_EVERY_ANSWER:
-                    sent[header].append(value)
-    assert sent.keys() == headers.keys()
-    for header, words in headers.items():
-        if words.get("required"):
-            assert len(sent[header]) == len(bodies)
-        if "const" in words["schema"]:
-            assert set(sent[header]) == {str(words["schema"]["const"])}
-        if "example" in words:
-            assert words["example"] in sent[header]
+            for name, value in answer.headers:
+                sent[name].append(value)
+    assert sent.keys() - ON_EVERY_ANSWER == headers.keys()
+    for name, header in headers.items():
+        # The last page has no Link.
+        is_required = len(sent[name]) == len(bodies) and "page" not in bodies
+        assert header.get("required", False) == is_required
+        if "const" in header["schema"]:
+            assert set(sent[name]) == {str(header["schema"]["const"])}
+        if "example" in header:
+            assert header["example"] in sent[name]
 
 
-# Operations and routes, keys and codes.
-
-
-def test_every_operation_is_a_route_and_every_route_under_v1_an_operation(
+def test_every_operation_is_a_route_and_every_route_but_health_an_operation(
     app: Flask,
 ) -> None:
-    assert DOCUMENT["servers"] == [{"url": "/v1"}]
-    assert all("servers" not in item for item in DOCUMENT["paths"].values())
     routes = {
-        (rule.endpoint, method, re.sub("<.*?>", "{}", rule.rule))
+        (rule.endpoint, re.sub("<.*?>", "{}", rule.rule), method.lower())
         for rule in app.url_map.iter_rules()
         for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}
     }
-    assert routes - {("api.health", "GET", "/healthz")} == {
-        (f"api.{name}", method.upper(), "/v1" + re.sub("{.*?}", "{}", path))
-        for name, (path, method, _) in OPERATIONS.items()
+    assert routes - {("api.health", "/healthz", "get")} == {
+        (f"api.{operation['operationId']}", re.sub("{.*?}", "{}", f"/v1{at}"), method)
+        for at, item in PATHS.items()
+        for method, operation in item.items()
     }
 
 
-def test_every_error_code_is_documented_under_its_status_and_no_other() -> None:
-    documented = {
-        (body["code"], status)
-        for _, status, _, bodies in answers()
-        for body in bodies.values()
-        if status >= 400
-    }
+def test_one_server_has_every_path() -> None:
+    assert DOCUMENT["servers"] == [{"url": "/v1"}]
+    assert json.dumps(DOCUMENT).count('"servers":') == 1
+
+
+def test_a_failure_is_the_error_body_with_a_code_of_its_status() -> None:
+    documented = set()
+    for (_, status), answer in ANSWERS.items():
+        if status >= 400:
+            schema, bodies = body_of(answer)
+            codes = list({body["code"]: None for body in bodies.values()})
+            documented |= {(code, status) for code in codes}
+            members = {"code": {"enum": codes}, "status": {"const": status}}
+            assert schema == SCHEMAS["Error"] | {"properties": members}
     assert documented == set(errors.STATUS_BY_CODE.items())
 
 
-def test_an_error_is_the_error_body_with_the_codes_of_its_examples() -> None:
-    error = SCHEMAS["Error"]
-    assert set(error["properties"]) == set(error["required"])
-    for name, status, _, bodies in answers():
-        if status >= 400:
-            response = resolve(OPERATIONS[name][2]["responses"][str(status)])
-            schema = response["content"]["application/json"]["schema"]
-            assert schema["$ref"] == "#/components/schemas/Error"
-            code, repeated = schema["properties"].values()
-            assert code == {"enum": list({body["code"]: 1 for body in bodies.values()})}
-            assert repeated == {"const": status}
-            assert all(set(body) == set(error["required"]) for body in bodies.values())
+def test_a_bearer_key_is_needed_where_401_is_documented(anonymous: FlaskClient) -> None:
+    for name, operation in OPERATIONS.items():
+        security = operation.get("security", DOCUMENT["security"])
+        assert security == ([{"apiKey": []}] if (name, 401) in ANSWERS else [])
+    scheme = DOCUMENT["components"]["securitySchemes"]["apiKey"]
+    assert scheme["type"] == "http"
+    headers = {"Authorization": f"{scheme['scheme']} {KEY}"}
+    assert anonymous.get("/v1/pets", headers=headers).status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("name", "request_"),
-    [
-        ("listPets", LIST),
-        ("createPet", CREATE),
-        ("getPet", GET),
-        ("getOpenapi", GET_DOCUMENT),
-    ],
-)
-def test_a_key_is_needed_where_the_document_says_so(
-    client: FlaskClient, anonymous: FlaskClient, name: str, request_: dict[str, Any]
+def test_what_announces_its_end_is_deprecated() -> None:
+    for (name, status), answer in ANSWERS.items():
+        if status < 400:
+            announced = "Deprecation" in answer.get("headers", {})
+            assert OPERATIONS[name].get("deprecated", False) == announced
+
+
+def integer(minimum: int, maximum: int, **more: Any) -> dict[str, Any]:
+    return {"type": "integer", "minimum": minimum, "maximum": maximum, **more}
+
+
+def an_object(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
+    return {"type": "object", "required": required, "properties": properties}
+
+
+INT64 = {"type": "integer", "format": "int64"}
+STATUS = {"type": "string", "enum": list(schemas.STATUS.choices)}
+
+
+def test_the_parameters_have_the_limits_of_the_code() -> None:
+    fields = schemas.LIST_QUERY_SCHEMA.fields
+    limit, after = schemas.LIMIT, schemas.AFTER
+    size = integer(limit.min, limit.max, default=fields["limit"].load_default)
+    last = integer(after.min, after.max, default=fields["after"].load_default)
+    assert list(fields) == ["limit", "status", "after"]
+    assert OPERATIONS["listPets"]["parameters"] == [
+        {"name": "limit", "in": "query", "schema": size, "example": 2},
+        {"name": "status", "in": "query", "schema": STATUS, "example": "sold"},
+        {"name": "after", "in": "query", "schema": INT64 | last, "example": 1},
+    ]
+    assert OPERATIONS["getPet"]["parameters"] == [
+        {"name": "petId", "in": "path", "required": True, "schema": INT64, "example": 1}
+    ]
+
+
+def test_the_bodies_have_the_members_and_limits_of_the_code(
+    client: FlaskClient,
 ) -> None:
-    add_pet(client)
-    members = OPERATIONS[name][2]
-    requirement = members.get("security", DOCUMENT["security"])
-    answer = anonymous.open(**request_)
-    assert (answer.status_code == 401) == bool(requirement)
-    assert ("Deprecation" in client.open(**request_).headers) == members.get(
-        "deprecated", False
-    )
-    for scheme_name in itertools.chain(*requirement):
-        scheme = DOCUMENT["components"]["securitySchemes"][scheme_name]["scheme"]
-        headers = {"Authorization": f"{scheme} {KEY}"}
-        assert anonymous.open(**request_, headers=headers).status_code < 300
-
-
-# Members and parameters.
-
-
-def limits(field: fields.Field[Any]) -> dict[str, Any]:
-    """Return what the code says of a member, in the words of JSON Schema."""
-    is_integer = isinstance(field, fields.Integer)
-    found: dict[str, Any] = {"type": "integer" if is_integer else "string"}
-    for rule in field.validators:
-        if isinstance(rule, validate.Range):
-            found |= {"minimum": rule.min, "maximum": rule.max}
-            if rule.max == schemas.INT64.max:
-                found["format"] = "int64"
-        if isinstance(rule, validate.OneOf):
-            found["enum"] = list(rule.choices)
-    return found
-
-
-def documented_limits(node: dict[str, Any]) -> dict[str, Any]:
-    """Return what the document says of a member, but for its meaning."""
-    words = resolve(node)
-    return {word: words[word] for word in words.keys() - {"$ref", "description"}}
-
-
-def test_the_query_has_the_limits_of_the_code() -> None:
-    in_code = {}
-    for name, field in schemas.LIST_QUERY_SCHEMA.fields.items():
-        default = field.load_default
-        in_code[name] = limits(field) | (
-            {} if default is None else {"default": default}
-        )
-    parameters = map(resolve, OPERATIONS["listPets"][2]["parameters"])
-    assert in_code == {
-        parameter["name"]: documented_limits(parameter["schema"])
-        for parameter in parameters
-        if not parameter.get("required", False)
+    in_code = schemas.NEW_PET_SCHEMA.fields.values()
+    fields = {field.data_key or field.name: field for field in in_code}
+    new_pet = {
+        "name": {"type": "string"},
+        "categoryId": INT64 | integer(schemas.INT64.min, schemas.INT64.max),
+        "status": STATUS,
     }
-
-
-def test_a_new_pet_has_the_members_of_the_code() -> None:
-    document = SCHEMAS["NewPet"]
+    assert list(new_pet) == list(fields)
+    pet = {"id": INT64 | integer(1, schemas.INT64.max), **new_pet}
+    assert list(pet) == list(add_pet(client))
+    text = {"type": "string"}
+    error = {"code": text, "message": text, "status": integer(400, 599)}
+    required = [name for name in fields if fields[name].required]
     assert {
-        field.data_key or name: (field.required, limits(field))
-        for name, field in schemas.NEW_PET_SCHEMA.fields.items()
-    } == {
-        name: (name in document["required"], documented_limits(node))
-        for name, node in document["properties"].items()
+        "PetStatus": STATUS,
+        "NewPet": an_object(new_pet, required),
+        "Pet": an_object(pet, list(pet)),
+        "Pets": {"type": "array", "items": an_object(pet, list(pet))},
+        "Error": an_object(error, list(error)),
+        "Document": {"type": "object", "additionalProperties": True},
+    } == SCHEMAS
+
+
+def test_a_success_has_the_schema_of_its_operation() -> None:
+    successes = {k[0]: body_of(ANSWERS[k])[0] for k in ANSWERS if k[1] < 400}
+    assert successes == {
+        "listPets": SCHEMAS["Pets"],
+        "createPet": SCHEMAS["Pet"],
+        "getPet": SCHEMAS["Pet"],
+        "getOpenapi": SCHEMAS["Document"],
     }
-    # A default would make generated types require the member.
-    default = schemas.NEW_PET_SCHEMA.fields["status"].load_default
-    assert default is not marshmallow.missing
-    assert f"`{default}` where it is left out" in document["description"]
 
 
-def test_a_pet_is_a_new_pet_with_an_id(client: FlaskClient) -> None:
-    pet = SCHEMAS["Pet"]
-    assert list(add_pet(client)) == list(pet["properties"]) == pet["required"]
-    members = {name: documented_limits(n) for name, n in pet["properties"].items()}
-    identifier = members.pop("id")
-    assert (identifier["minimum"], identifier["maximum"]) == (1, schemas.INT64.max)
-    new_pet = SCHEMAS["NewPet"]["properties"].items()
-    assert members == {name: documented_limits(node) for name, node in new_pet}
+def test_the_body_of_a_request_is_a_new_pet() -> None:
+    body = OPERATIONS["createPet"]["requestBody"]
+    examples = {"least": REX, "whole": TOM}
+    assert (body["required"], body_of(body)) == (True, (SCHEMAS["NewPet"], examples))
+    description = DOCUMENT["paths"]["/pets"]["post"]["requestBody"]["description"]
+    assert f"at most {schemas.MAX_BODY_BYTES:,} bytes" in description
 
 
-# The document as it is served.
+def test_a_default_of_a_body_is_said_in_words_alone() -> None:
+    """Types that are generated from a schema with a default require the member."""
+    for operation in OPERATIONS.values():
+        assert '"default":' not in json.dumps(operation.get("requestBody"))
+    words = f"`{schemas.NEW_PET_SCHEMA.fields['status'].load_default}` where it is left"
+    new_pet = DOCUMENT["components"]["schemas"]["NewPet"]
+    for node in (new_pet, new_pet["properties"]["status"]):
+        assert words in node["description"]
 
 
 def test_the_document_is_served_without_a_key(anonymous: FlaskClient) -> None:
     response = anonymous.get("/v1/openapi.json")
-    assert response.status_code == 200
-    assert response.content_type == "application/json"
-    assert response.get_json() == DOCUMENT
+    assert (response.status_code, response.get_json()) == (200, DOCUMENT)
+    assert set(response.headers.keys()) == ON_EVERY_ANSWER
 
 
-@pytest.mark.parametrize(
-    "path", ["/v1//openapi.json", "/v1/openapi.json/", "/v1/openapi.jso", "/v1/x.json"]
-)
-def test_nothing_beside_the_document_is_served_without_a_key(
-    anonymous: FlaskClient, path: str
-) -> None:
-    assert_error(anonymous.get(path), 401, "missing_api_key")
+def test_nothing_beside_it_is_served_without_a_key(anonymous: FlaskClient) -> None:
+    for name in ("/openapi.json", "openapi.json/", "openapi.jso", "x.json"):
+        assert_error(anonymous.get(f"/v1/{name}"), 401, "missing_api_key")
 
 
 def test_under_a_prefix_the_server_carries_it(app: Flask) -> None:

@@ -359,7 +359,7 @@ def test_the_database_is_in_the_instance_folder_unless_told(
     tmp_path: Path, settings: dict[str, str]
 ) -> None:
     subprocess.run(
-        ["python", "-c", "import app; app.create_app()"],
+        ["python", "-c", "import app; app.create_app(); app.create_app()"],
         cwd=copy_of_the_checkout(tmp_path),
         env=environment(PETSTORE_API_KEYS=KEY, **settings),
         check=True,
