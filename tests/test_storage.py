@@ -254,6 +254,15 @@ def test_a_store_that_is_dropped_leaves_one_file_and_nothing_open(
     assert list(database.parent.iterdir()) == [database]
 
 
+def test_a_stop_brings_a_removed_wal_into_the_file(database: Path) -> None:
+    client = client_of(database)
+    pet = add_pet(client)
+    wal_of(database).unlink()
+    del client
+    gc.collect()
+    assert all_pets(client_of(database)) == [pet]
+
+
 # The start.
 
 
@@ -359,6 +368,19 @@ def test_any_number_waits_for_a_slow_write_even_after_the_file_was_held(
     post_twelve(client, database)
     answers = post_at_once(client, "slow", *["Rex"] * 31)
     assert [answer.status_code for answer in answers] == [201] * 32
+
+
+def test_a_pet_whose_transaction_has_begun_is_waited_for(
+    client: FlaskClient, database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 2e6)"
+    evaluate_at_insert(database, "slow", f"({count} SELECT max(i) FROM n)")
+    monkeypatch.setattr(storage, "STORE_WAIT", 0.4)
+    with ThreadPoolExecutor(2) as threads:
+        with held(database):
+            creates = [threads.submit(post, client, "slow") for _ in range(2)]
+            assert not wait(creates, timeout=0.1).done
+        assert [create.result().status_code for create in creates] == [201, 201]
 
 
 def test_two_creates_wait_for_another_process_whenever_there_is_one(
