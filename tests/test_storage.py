@@ -373,9 +373,9 @@ def test_any_number_waits_for_a_slow_write_even_after_the_file_was_held(
 def test_a_pet_whose_transaction_has_begun_is_waited_for(
     client: FlaskClient, database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    count = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 2e6)"
+    count = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 3e6)"
     evaluate_at_insert(database, "slow", f"({count} SELECT max(i) FROM n)")
-    monkeypatch.setattr(storage, "STORE_WAIT", 0.4)
+    monkeypatch.setattr(storage, "STORE_WAIT", 0.8)
     with ThreadPoolExecutor(2) as threads:
         with held(database):
             creates = [threads.submit(post, client, "slow") for _ in range(2)]
