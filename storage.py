@@ -475,7 +475,7 @@ class Database:
             # was. A checkpoint would copy what is there into the database: it must find
             # nothing at all.
             os.truncate(self._wal, 0)
-            self._is_suspect = True
+            self._distrust()
             raise self.unavailable("its WAL has been damaged")
         with suppress(StorageUnavailable):
             found = self._find_files()
@@ -532,10 +532,13 @@ class Database:
         if _is_busy(error):
             return DatabaseBusy(self.unavailable(error))
         if not _passes(error):
-            # The next who uses the database opens it anew.
-            self._is_suspect = True
-            self._look_again_at = 0.0
+            self._distrust()
         return self.unavailable(error)
+
+    def _distrust(self) -> None:
+        """Have the next who uses the database open it anew."""
+        self._is_suspect = True
+        self._look_again_at = 0.0
 
     def _inspect(self) -> None:
         """Raise unless there is a whole pet store of this version, or nothing yet."""

@@ -38,6 +38,19 @@ def environment(**settings: str) -> dict[str, str]:
     return {"PATH": scripts, "PYTHONDONTWRITEBYTECODE": "1", **settings}
 
 
+def read_all(connection: socket.socket) -> bytes:
+    """Return what comes until the other side closes."""
+    return b"".join(iter(lambda: connection.recv(65_536), b""))
+
+
+def send(port: int, data: bytes) -> bytes:
+    """Send bytes as they are and nothing after, and return all that comes back."""
+    with socket.create_connection(("127.0.0.1", port), PATIENCE) as connection:
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        return read_all(connection)
+
+
 class Client:
     """One connection to the service, kept open for the length of a `with` block."""
 
@@ -117,13 +130,6 @@ class Service:
         """Send one request on a new connection."""
         with self.client(timeout) as client:
             return client.request(method, path, body)
-
-    def send_bytes(self, data: bytes) -> bytes:
-        """Send bytes as they are and nothing after, and return all that comes back."""
-        with socket.create_connection(("127.0.0.1", self.port), PATIENCE) as connection:
-            connection.sendall(data)
-            connection.shutdown(socket.SHUT_WR)
-            return b"".join(iter(lambda: connection.recv(65_536), b""))
 
     def all_pets(self) -> list[dict[str, Any]]:
         """Return every pet, page by page."""

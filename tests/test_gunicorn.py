@@ -17,7 +17,17 @@ from pathlib import Path
 import pytest
 
 from tests.checks import PET
-from tests.service import COMMAND, KEY, PATIENCE, ROOT, Service, environment, serving
+from tests.service import (
+    COMMAND,
+    KEY,
+    PATIENCE,
+    ROOT,
+    Service,
+    environment,
+    read_all,
+    send,
+    serving,
+)
 
 HOST = b"Host: x\r\n"
 AUTHORIZATION = f"Authorization: Bearer {KEY}\r\n".encode()
@@ -39,19 +49,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 def connect(port: int, timeout: float = PATIENCE) -> socket.socket:
     return socket.create_connection(("127.0.0.1", port), timeout)
-
-
-def read_all(connection: socket.socket) -> bytes:
-    """Return what comes until the service closes its side."""
-    return b"".join(iter(lambda: connection.recv(65_536), b""))
-
-
-def send(port: int, data: bytes) -> bytes:
-    """Send bytes and nothing after, and return all that comes back."""
-    with connect(port) as connection:
-        connection.sendall(data)
-        connection.shutdown(socket.SHUT_WR)
-        return read_all(connection)
 
 
 def assert_one_error(answer: bytes, status: int, code: str) -> None:

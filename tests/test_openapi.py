@@ -16,7 +16,7 @@ from werkzeug.test import Client
 
 import errors
 import schemas
-from tests.checks import REMOVED_AT, add_pet, add_pets, assert_error
+from tests.checks import PET, REMOVED_AT, add_pet, add_pets, assert_error
 from tests.conftest import KEY
 
 DOCUMENT = json.loads(Path(__file__).parents[1].joinpath("openapi.json").read_bytes())
@@ -74,13 +74,12 @@ def removal(_: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.time", lambda: REMOVED_AT)
 
 
-REX = {"name": "Rex", "categoryId": 1}
 TOM = {"name": "Tom", "categoryId": 2, "status": "pending"}
 TOO_LARGE = {"name": "x" * 65_536, "categoryId": 1}
 NO_KEY = {"headers": {"Authorization": ""}}
 BAD_KEY = {"headers": {"Authorization": "Bearer other"}}
-GZIP = {"json": REX, "headers": {"Content-Encoding": "gzip"}}
-TEXT = {"json": REX, "headers": {"Content-Type": "text/plain"}}
+GZIP = {"json": PET, "headers": {"Content-Encoding": "gzip"}}
+TEXT = {"json": PET, "headers": {"Content-Type": "text/plain"}}
 
 # Each example of an answer: its operation and name, and the request that leads to it.
 REQUESTS: list[tuple[str, str, Any, str, str, dict[str, Any]]] = [
@@ -91,7 +90,7 @@ REQUESTS: list[tuple[str, str, Any, str, str, dict[str, Any]]] = [
     ("listPets", "method_not_allowed", None, "DELETE", "/v1/pets", {}),
     ("listPets", "internal_error", bug, "GET", "/v1/pets", {}),
     ("listPets", "storage_unavailable", no_file, "GET", "/v1/pets", {}),
-    ("createPet", "least", None, "POST", "/v1/pets", {"json": REX}),
+    ("createPet", "least", None, "POST", "/v1/pets", {"json": PET}),
     ("createPet", "whole", None, "POST", "/v1/pets", {"json": TOM}),
     ("createPet", "malformed_body", None, "POST", "/v1/pets", {}),
     ("createPet", "invalid_body", None, "POST", "/v1/pets", {"json": {"name": "Rex"}}),
@@ -101,8 +100,8 @@ REQUESTS: list[tuple[str, str, Any, str, str, dict[str, Any]]] = [
     ("createPet", "body_too_large", None, "POST", "/v1/pets", {"json": TOO_LARGE}),
     ("createPet", "media_type", None, "POST", "/v1/pets", TEXT),
     ("createPet", "encoding", None, "POST", "/v1/pets", GZIP),
-    ("createPet", "internal_error", bug, "POST", "/v1/pets", {"json": REX}),
-    ("createPet", "storage_unavailable", no_file, "POST", "/v1/pets", {"json": REX}),
+    ("createPet", "internal_error", bug, "POST", "/v1/pets", {"json": PET}),
+    ("createPet", "storage_unavailable", no_file, "POST", "/v1/pets", {"json": PET}),
     ("getPet", "found", five_pets, "GET", "/v1/pets/1", {}),
     ("getPet", "missing_api_key", None, "GET", "/v1/pets/1", NO_KEY),
     ("getPet", "invalid_api_key", None, "GET", "/v1/pets/1", BAD_KEY),
@@ -269,7 +268,7 @@ def test_a_success_has_the_schema_of_its_operation() -> None:
 
 def test_the_body_of_a_request_is_a_new_pet() -> None:
     body = OPERATIONS["createPet"]["requestBody"]
-    examples = {"least": REX, "whole": TOM}
+    examples = {"least": PET, "whole": TOM}
     assert (body["required"], body_of(body)) == (True, (SCHEMAS["NewPet"], examples))
     description = DOCUMENT["paths"]["/pets"]["post"]["requestBody"]["description"]
     assert f"at most {schemas.MAX_BODY_BYTES:,} bytes" in description

@@ -28,6 +28,7 @@ from tests.service import (
     Answer,
     Service,
     environment,
+    send,
     serving,
 )
 
@@ -178,7 +179,7 @@ def chunk(data: bytes) -> bytes:
 def test_the_answer_to_an_odd_request(
     served: Service, request_bytes: bytes, status: int, code: bytes | None
 ) -> None:
-    answer = served.send_bytes(request_bytes)
+    answer = send(served.port, request_bytes)
     assert answer.startswith(b"HTTP/1.1 %d " % status)
     assert b"\r\nContent-Type: application/json\r\n" in answer
     assert code is None or b'{"code": "%b"' % code in answer

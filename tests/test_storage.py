@@ -330,6 +330,12 @@ def evaluate_at_insert(database: Path, name: str, expression: str) -> None:
     )
 
 
+def count_to(number: int) -> str:
+    """Return an expression that takes SQLite a while."""
+    numbers = f"SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT {number}"
+    return f"(WITH RECURSIVE n (i) AS ({numbers}) SELECT max(i) FROM n)"
+
+
 def commits(database: Path) -> int:
     """Return how many transactions are in the WAL (sqlite.org/fileformat2.html).
 
@@ -363,8 +369,7 @@ def test_creates_that_wait_together_are_stored_in_one_transaction(
 def test_any_number_waits_for_a_slow_write_even_after_the_file_was_held(
     client: FlaskClient, database: Path
 ) -> None:
-    count = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 1e6)"
-    evaluate_at_insert(database, "slow", f"({count} SELECT max(i) FROM n)")
+    evaluate_at_insert(database, "slow", count_to(1_000_000))
     post_twelve(client, database)
     answers = post_at_once(client, "slow", *["Rex"] * 31)
     assert [answer.status_code for answer in answers] == [201] * 32
@@ -373,8 +378,7 @@ def test_any_number_waits_for_a_slow_write_even_after_the_file_was_held(
 def test_a_pet_whose_transaction_has_begun_is_waited_for(
     client: FlaskClient, database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    count = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 3e6)"
-    evaluate_at_insert(database, "slow", f"({count} SELECT max(i) FROM n)")
+    evaluate_at_insert(database, "slow", count_to(3_000_000))
     monkeypatch.setattr(storage, "STORE_WAIT", 0.8)
     with ThreadPoolExecutor(2) as threads:
         with held(database):
