@@ -106,10 +106,11 @@ class PetStore:
 
     def __init__(self, path: str) -> None:
         """Open the file, or make it; one that is no pet store is left as it is."""
-        self._database = Database(path)
-        self._queue = WriteQueue(self._database)
-        weakref.finalize(self, self._database.close)
-        _stores.add(self)
+        self.database = Database(path)
+        self.queue = WriteQueue(self.database)
+        weakref.finalize(self, self.database.close)
+        with _forking:
+            _stores.add(self)
 
     def list_page(
         self, *, limit: int, status: str | None, after: int
@@ -120,37 +121,24 @@ class PetStore:
         """
         sql = SELECT_PAGE if status is None else SELECT_PAGE_OF_STATUS
         values = {"limit": limit, "status": status, "after": after}
-        [(pets, last_id)] = self._database.read(sql, values)
+        [(pets, last_id)] = self.database.read(sql, values)
         return pets, last_id
 
     def add(self, *, name: str, category_id: int, status: str) -> tuple[int, bytes]:
         """Store a pet; once it is on the disk, return its id and JSON."""
         values = {"name": name, "category_id": category_id, "status": status}
-        pet_id, pet = self._queue.store(values)
+        pet_id, pet = self.queue.store(values)
         return pet_id, pet
 
     def get(self, pet_id: int) -> bytes | None:
         """Return the JSON of a pet, or None if there is no such pet."""
-        rows = self._database.read(SELECT_PET, {"id": pet_id})
+        rows = self.database.read(SELECT_PET, {"id": pet_id})
         return rows[0][0] if rows else None
 
     def check(self) -> None:
         """Query the file itself, not what is left of it in memory."""
-        self._database.forget_pages()
-        self._database.read(SELECT_ANY, {})
-
-    def pause(self) -> None:
-        """Wait for what runs, let go of the file, and let nothing more run."""
-        self._database.pause()
-
-    def resume(self) -> None:
-        """Go on after `pause`."""
-        self._database.resume()
-
-    def resume_in_child(self) -> None:
-        """Go on after `pause` in a forked process, without the parent's queue."""
-        self._queue = WriteQueue(self._database)
-        self._database.resume()
+        self.database.forget_pages()
+        self.database.read(SELECT_ANY, {})
 
 
 class WriteQueue:
@@ -388,12 +376,12 @@ class Database:
                 opened.writer.execute("BEGIN IMMEDIATE")
                 yield opened.writer
                 opened.writer.execute("COMMIT")
-            except BaseException as error:
+            except sqlite3.DatabaseError as error:
+                raise self._trouble(error) from error
+            finally:
+                # After a COMMIT, there is nothing to roll back.
                 with suppress(sqlite3.Error):
                     opened.writer.rollback()
-                if isinstance(error, sqlite3.DatabaseError):
-                    raise self._trouble(error) from error
-                raise
             self._follow(opened)
 
     def pause(self) -> None:
@@ -624,23 +612,28 @@ def _passes(error: sqlite3.DatabaseError) -> bool:
 # 2.6) nor a lock that some other thread holds.
 _stores: weakref.WeakSet[PetStore] = weakref.WeakSet()
 _paused: list[PetStore] = []
+# One fork at a time, and no new store meanwhile.
+_forking = threading.Lock()
 
 
 def _before_fork() -> None:
-    stores = list(_stores)
-    for store in stores:
-        store.pause()
-    _paused.extend(stores)
+    _forking.acquire()
+    for store in _stores:
+        store.database.pause()
+        _paused.append(store)
 
 
 def _after_fork_in_parent() -> None:
     while _paused:
-        _paused.pop().resume()
+        _paused.pop().database.resume()
+    _forking.release()
 
 
 def _after_fork_in_child() -> None:
-    while _paused:
-        _paused.pop().resume_in_child()
+    for store in _paused:
+        # Who waits in the old one waits in the parent.
+        store.queue = WriteQueue(store.database)
+    _after_fork_in_parent()
 
 
 # Windows has no fork.

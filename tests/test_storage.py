@@ -6,6 +6,7 @@ import resource
 import shutil
 import signal
 import sqlite3
+import subprocess
 import threading
 import traceback
 from collections import Counter
@@ -26,7 +27,7 @@ import storage
 from app import StartError, create_app
 from tests.checks import PET, add_pet, add_pets, assert_error
 from tests.conftest import client_with_key
-from tests.service import KEY
+from tests.service import KEY, ROOT, environment
 
 # Seconds for which a read may go on with the files that it knows.
 LOOK_EVERY = 0.02
@@ -410,6 +411,41 @@ def test_a_pet_that_was_refused_is_not_stored_later(
 
 
 @contextmanager
+def interrupted() -> Iterator[None]:
+    """Interrupt a `with` block as Ctrl-C would, after a tenth of a second."""
+    handler = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            yield
+    finally:
+        signal.signal(signal.SIGALRM, handler)
+
+
+def test_a_create_that_is_interrupted_while_it_waits_is_not_stored(
+    client: FlaskClient, database: Path
+) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        with held(database):
+            create = threads.submit(post, client)
+            assert not wait([create], timeout=0.1).done
+            with interrupted():
+                post(client, "interrupted")
+        pet = create.result().get_json()
+    assert all_pets(client) == [pet]
+
+
+def test_a_create_that_is_interrupted_while_it_is_written_is_not_stored(
+    client: FlaskClient, database: Path
+) -> None:
+    evaluate_at_insert(database, "slow", count_to(2_000_000))
+    with interrupted():
+        post(client, "slow")
+    pet = add_pet(client)
+    assert pets_after_kill_9(database) == all_pets(client) == [pet]
+
+
+@contextmanager
 def full_disk(size: int) -> Iterator[None]:
     """Let no file of this process grow past `size` bytes, for a `with` block."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -590,6 +626,28 @@ def test_a_store_moved_over_one_that_is_being_read_is_not_mixed_with_it(
     assert pets_after_kill_9(old) == old_pets
 
 
+def test_a_store_moved_over_one_that_is_being_opened_is_not_mixed_with_it(
+    client: FlaskClient, database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, other = database.with_suffix(".old"), database.with_suffix(".other")
+    pets = [add_pet(client_of(other), name="other") for _ in range(3)]
+    old_pets = [add_pet(client, name="old") for _ in range(5)]
+    connect = sqlite3.connect
+
+    def connect_and_replace(*args: Any, **options: Any) -> sqlite3.Connection:
+        connection = connect(*args, **options)
+        monkeypatch.setattr(sqlite3, "connect", connect)
+        replace(database, other, old)
+        return connection
+
+    wal_of(database).unlink()
+    monkeypatch.setattr(sqlite3, "connect", connect_and_replace)
+    assert_unavailable(post(client))
+    pets.append(add_pet(client))
+    assert pets_after_kill_9(database) == all_pets(client) == pets
+    assert pets_after_kill_9(old) == old_pets
+
+
 @pytest.mark.parametrize("mode", ["DELETE", "WAL"])
 def test_a_newer_store_at_the_path_is_left_as_it_is(
     client: FlaskClient, database: Path, mode: str
@@ -643,6 +701,45 @@ def test_a_wal_that_is_removed_costs_no_pet(
     wal_of(database).unlink()
     pets.append(add_pet(client))
     assert pets_after_kill_9(database) == all_pets(client) == pets
+
+
+def test_a_wal_that_is_removed_while_the_disk_is_full_costs_no_pet(
+    client: FlaskClient, database: Path
+) -> None:
+    pets = [add_pet(client, name="x" * 60_000)]
+    with full_disk(30_000):
+        wal_of(database).unlink()
+        assert_unavailable(post(client), client.get("/healthz"))
+    pets.append(add_pet(client))
+    assert pets_after_kill_9(database) == all_pets(client) == pets
+
+
+def test_requests_go_on_while_the_files_are_opened_anew(
+    client: FlaskClient, database: Path
+) -> None:
+    is_over = threading.Event()
+
+    def use(number: int) -> Counter[int]:
+        answers: Counter[int] = Counter()
+        own = client_with_key(client.application)
+        while not is_over.is_set():
+            answer = own.get("/v1/pets?limit=1") if number else post(own)
+            answers[answer.status_code] += 1
+        return answers
+
+    with ThreadPoolExecutor(4) as threads:
+        uses = threads.map(use, range(4))
+        for _ in range(40):
+            while not wal_of(database).exists():
+                pass
+            wal_of(database).unlink()
+        is_over.set()
+    creates, *reads = uses
+    # One that meets the removal while the files are being opened is 503.
+    assert set(creates) <= {201, 503}
+    assert set().union(*reads) <= {200, 503}
+    assert len(all_pets(client)) == creates[201]
+    assert all_pets(client) == pets_after_kill_9(database)
 
 
 def test_a_wal_that_is_replaced_costs_no_pet_created_later(
@@ -715,13 +812,20 @@ def test_a_wal_that_is_overwritten_costs_no_pet_created_later(
     assert pets_after_kill_9(database) == all_pets(client) == kept
 
 
+@pytest.mark.parametrize("suffixes", [[""], ["", "-wal"]])
 def test_no_pet_is_taken_once_health_has_found_the_file_overwritten(
-    client: FlaskClient, database: Path
+    client: FlaskClient, database: Path, suffixes: list[str]
 ) -> None:
     add_pet(client)
-    for path in (database, wal_of(database)):
+    execute(database, "PRAGMA wal_checkpoint(PASSIVE)")
+    content = database.read_bytes()
+    for suffix in suffixes:
+        path = Path(f"{database}{suffix}")
         path.write_bytes(os.urandom(path.stat().st_size))
     assert_unavailable(client.get("/healthz"), post(client))
+    database.write_bytes(content)
+    assert add_pet(client)["id"] == 2
+    assert pets_after_kill_9(database) == all_pets(client)
 
 
 # Memory.
@@ -762,6 +866,10 @@ def status_of_child(work: Callable[[], object]) -> int:
     return os.waitpid(child, 0)[1]
 
 
+def assert_no_open_file(database: Path) -> None:
+    assert open_files(database.parent) == []
+
+
 # Newer Pythons warn of every fork of a process that has threads.
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 def test_a_fork_of_a_busy_application_carries_no_open_file_along(
@@ -777,8 +885,9 @@ def test_a_fork_of_a_busy_application_carries_no_open_file_along(
         return names
 
     def create_one(name: str) -> None:
-        assert open_files(database.parent) == []
-        assert post(client, name).status_code == 201
+        assert_no_open_file(database)
+        [answer] = post_at_once(client, name)
+        assert answer.status_code == 201
 
     names = [f"child {number}" for number in range(8)]
     with ThreadPoolExecutor(4) as threads:
@@ -793,6 +902,65 @@ def test_a_fork_of_a_busy_application_carries_no_open_file_along(
     for create in creates:
         names += create.result()
     assert Counter(pet["name"] for pet in all_pets(client)) == Counter(names)
+
+
+READER = """
+import sqlite3, sys
+with sqlite3.connect(sys.argv[1]) as connection:
+    connection.execute("BEGIN")
+    connection.execute("SELECT * FROM pets").fetchall()
+    print("reads", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_fork_carries_no_open_file_along_though_another_process_reads(
+    client: FlaskClient, database: Path
+) -> None:
+    pets = [add_pet(client)]
+    with subprocess.Popen(
+        ["python", "-c", READER, database],
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as reader:
+        assert reader.stdout.readline() == b"reads\n"
+        pets.append(add_pet(client))
+        assert status_of_child(lambda: assert_no_open_file(database)) == 0
+    assert all_pets(client) == pets
+
+
+# A program of its own: those of the tests import executors, which let only one thread
+# fork at a time.
+FORK_AT_ONCE = """
+import os, sys, threading
+from app import create_app
+
+def fork():
+    for _ in range(40):
+        os.waitpid(os.fork() or os._exit(0), 0)
+
+client = create_app({"API_KEYS": "key", "DATABASE": sys.argv[1]}).test_client()
+sys.setswitchinterval(1e-6)  # so that the threads meet
+threads = [threading.Thread(target=fork) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(client.get("/healthz").status_code)
+"""
+
+
+def test_threads_that_fork_at_once_do_not_block_each_other(database: Path) -> None:
+    run = subprocess.run(
+        ["python", "-W", "ignore", "-c", FORK_AT_ONCE, database],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=10,
+    )
+    assert (run.stdout, run.stderr) == ("200\n", "")
 
 
 def test_each_process_goes_on_with_a_memory_of_its_own_after_a_fork() -> None:
