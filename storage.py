@@ -418,13 +418,10 @@ class Database:
 
     def _find_files(self) -> Files | None:
         try:
-            return Files(self._find_database(), _stat(self._wal))
+            found = Files(_stat(self._path), _stat(self._wal))
         except OSError:
             return None
-
-    def _find_database(self) -> os.stat_result:
-        found = _stat(self._path)
-        if not found.st_size:
+        if not found.database.st_size:
             # SQLite would delete the WAL, and what is only there.
             raise self.unavailable("it has been emptied")
         return found
@@ -433,39 +430,46 @@ class Database:
         """Open the files at the path, unless they are open; both locks are held."""
         if self._current():
             return
-        self._let_go()
         try:
-            before = self._find_database()
+            self._let_go()
             with ExitStack() as connections:
-                reader, writer = (
-                    connections.enter_context(closing(self._connect("rw", BUSY_WAIT)))
-                    for _ in range(2)
-                )
-                self._require_version(writer)
-                self._enter_wal(writer, BUSY_WAIT)
-                writer.execute("PRAGMA synchronous = FULL")
-                # With its first query, a connection opens the WAL.
-                for connection in (reader, writer):
-                    connection.execute(SELECT_ANY).fetchall()
-                found = self._find_files()
-                if not found or not os.path.samestat(before, found.database):
-                    raise self.unavailable("it was moved while it was opened")
-                self._opened = OpenDatabase(reader, writer, found)
-                self._is_suspect = False
+                self._opened = self._open(connections)
                 connections.pop_all()
         except (sqlite3.Error, OSError) as error:
             raise self.unavailable(error) from error
+        self._is_suspect = False
+
+    def _open(self, connections: ExitStack) -> OpenDatabase:
+        """Open the files at the path by two connections, and see that both have these.
+
+        A connection opens the WAL with its first query. If the WAL were removed between
+        the two, one would not read what the other writes, nor would the next process.
+        """
+        # The first makes what is not there, so that there is something to compare.
+        with closing(self._connect("rw", BUSY_WAIT)) as first:
+            self._require_version(first)
+            self._enter_wal(first, BUSY_WAIT)
+            first.execute(SELECT_ANY).fetchall()
+            before = self._find_files()
+            reader, writer = (
+                connections.enter_context(closing(self._connect("rw", BUSY_WAIT)))
+                for _ in range(2)
+            )
+            self._require_version(reader)
+            self._require_version(writer)
+            writer.execute("PRAGMA synchronous = FULL")
+            found = self._find_files()
+        if not (before and found and before.go_on_in(found)):
+            raise self.unavailable("it was moved while it was opened")
+        return OpenDatabase(reader, writer, found)
 
     def _follow(self, opened: OpenDatabase) -> None:
         """See to it that what was just committed is in the files at the path."""
         if self._wal_has_lost_its_head():
-            # Somebody has emptied it or written over it, and SQLite went on where it
-            # was. A checkpoint would copy what is there into the database: it must find
-            # nothing at all.
-            os.truncate(self._wal, 0)
+            # Somebody emptied it or wrote over it, and SQLite went on where it was.
             self._distrust()
             raise self.unavailable("its WAL has been damaged")
-        with suppress(StorageUnavailable):
+        with suppress(StorageUnavailable, OSError):
             found = self._find_files()
             if found and opened.files.go_on_in(found):
                 self._opened = opened._replace(files=found)
@@ -476,12 +480,12 @@ class Database:
     def _wal_has_lost_its_head(self) -> bool:
         try:
             wal = os.open(self._wal, os.O_RDONLY)
+            try:
+                return os.read(wal, 3) not in (b"", WAL_MAGIC)
+            finally:
+                os.close(wal)
         except OSError:
             return False
-        try:
-            return os.read(wal, 3) not in (b"", WAL_MAGIC)
-        finally:
-            os.close(wal)
 
     def _let_go(self) -> None:
         """Complete the files that are open, and close them; both locks are held.
@@ -491,6 +495,10 @@ class Database:
         both, wherever they are, and can bring all into the database.
         """
         if self._opened:
+            if self._wal_has_lost_its_head():
+                # A checkpoint would copy into the database whatever is there now: it
+                # must find nothing at all.
+                os.truncate(self._wal, 0)
             checkpoint = "PRAGMA wal_checkpoint(TRUNCATE)"
             try:
                 [(is_busy, _, _)] = self._opened.writer.execute(checkpoint)
@@ -503,7 +511,7 @@ class Database:
         self._close()
 
     def _let_go_at_any_rate(self) -> None:
-        with suppress(StorageUnavailable):
+        with suppress(StorageUnavailable, OSError):
             self._let_go()
         self._close()
 

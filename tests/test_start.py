@@ -207,8 +207,7 @@ def test_a_program_ends_with_the_reason_alone(
                 PETSTORE_API_KEYS=keys,
                 PETSTORE_DATABASE=str(database),
             ),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            capture_output=True,
             text=True,
             timeout=10,
         )
@@ -217,10 +216,11 @@ def test_a_program_ends_with_the_reason_alone(
         runs = list(threads.map(run, ["", KEY]))
     for ended, named in zip(runs, ["PETSTORE_API_KEYS", str(database)], strict=True):
         assert ended.returncode == 3
-        assert "Traceback" not in ended.stdout
-        [line] = [line for line in ended.stdout.splitlines() if named in line]
+        assert "Traceback" not in ended.stderr
+        [line] = [line for line in ended.stderr.splitlines() if named in line]
         assert line.startswith(f"Animal Store Service: {named}")
-        assert ended.stdout.count("Animal Store Service") == 1
+        assert ended.stderr.count("Animal Store Service") == 1
+        assert "Animal Store Service" not in ended.stdout
 
 
 def test_an_embedding_program_may_catch_the_reason_and_go_on(
