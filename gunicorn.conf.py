@@ -93,13 +93,9 @@ class Worker(ThreadWorker):
 
     def drain(self, conn: TConn, sock: socket.socket) -> None:
         """Read what nobody wants any more, and close once the client has."""
-        try:
+        with suppress(OSError):
             if sock.recv(65_536):
                 return
-        except BlockingIOError:
-            return
-        except OSError:
-            pass
         self.poller.unregister(sock)
         self.pending_conns.remove(conn)
         self.nr_conns -= 1

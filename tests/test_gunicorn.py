@@ -5,11 +5,12 @@ import re
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import time
 import unicodedata
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -64,6 +65,7 @@ def assert_one_error(answer: bytes, status: int, code: str) -> None:
         b"X-Content-Type-Options: nosniff",
     ):
         assert lines.count(line) == 1
+    assert len({b"Connection: close", b"Connection: keep-alive"} & set(lines)) == 1
     error = json.loads(body)
     assert set(error) == {"code", "message", "status"}
     assert (error["code"], error["status"]) == (code, status)
@@ -209,26 +211,82 @@ def test_clients_that_leave_closed_connections_open_hold_up_nobody(
             assert read_all(connection).endswith(b'\r\n\r\n{"status": "ok"}')
 
 
+def send_too_much(port: int, header: bytes) -> bytes:
+    """Send more than waits in the buffers of the system, and return the answer."""
+    size = 30_000_000
+    with connect(port) as connection:
+        connection.sendall(POST + header + b"Content-Type: application/json\r\n")
+        connection.sendall(b"Content-Length: %d\r\n\r\n" % size)
+        connection.sendall(b"x" * size)
+        connection.shutdown(socket.SHUT_WR)
+        return read_all(connection)
+
+
 @pytest.mark.parametrize("header", [b"", b"Connection: close\r\n"])
 def test_who_sends_too_much_gets_the_whole_answer(
     served: Service, header: bytes
 ) -> None:
-    body = b"x" * 3_000_000
-    with connect(served.port) as connection:
-        connection.sendall(POST + header + b"Content-Type: application/json\r\n")
-        connection.sendall(b"Content-Length: %d\r\n\r\n" % len(body))
-        connection.sendall(body)
-        connection.shutdown(socket.SHUT_WR)
-        assert_one_error(read_all(connection), 413, "body_too_large")
+    answer = send_too_much(served.port, header)
+    assert_one_error(answer, 413, "body_too_large")
 
 
 def test_who_sends_on_after_the_end_gets_the_whole_answer(served: Service) -> None:
     with connect(served.port) as connection:
         connection.sendall(CLOSE)
         begin = connection.recv(1)
-        connection.sendall(b"x" * 3_000_000)
+        connection.sendall(b"x" * 30_000_000)
         answer = begin + read_all(connection)
     assert answer.endswith(b'\r\n\r\n{"status": "ok"}')
+
+
+def leave(connection: socket.socket) -> None:
+    read_all(connection)
+
+
+def reset(connection: socket.socket) -> None:
+    no_lingering = struct.pack("ii", 1, 0)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, no_lingering)
+
+
+def leave_and_reset(connection: socket.socket) -> None:
+    leave(connection)
+    reset(connection)
+
+
+@pytest.mark.parametrize("end", [leave, reset, leave_and_reset])
+def test_a_connection_is_let_go_as_soon_as_its_client_is_gone(
+    served: Service, end: Callable[[socket.socket], None]
+) -> None:
+    def sockets() -> int:
+        files = Path(f"/proc/{served.worker()}/fd").iterdir()
+        return sum(file.is_socket() for file in files)
+
+    before = sockets()
+    for _ in range(20):
+        with connect(served.port) as connection:
+            connection.sendall(CLOSE)
+            end(connection)
+    # One that nobody watched would be held for two seconds.
+    deadline = time.monotonic() + 1
+    while sockets() > before:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert served.request("GET", "/healthz").status == 200
+
+
+def test_closed_connections_take_nothing_from_others(database: Path) -> None:
+    command = [*COMMAND, "--worker-connections", "10"]
+    with serving(database, command) as service:
+        for count in (20, *[1] * 20):
+            with ExitStack() as stack:
+                some = [
+                    stack.enter_context(connect(service.port)) for _ in range(count)
+                ]
+                for connection in some:
+                    connection.sendall(CLOSE)
+                for connection in some:
+                    leave(connection)
+        assert_one_error(send_too_much(service.port, b""), 413, "body_too_large")
 
 
 def broken_bodies() -> Iterator[bytes]:
@@ -357,9 +415,9 @@ def test_fewer_connections_are_taken_where_fewer_files_may_be_open() -> None:
 def test_a_client_that_has_stalled_does_not_keep_the_old_process_alive(
     database: Path,
 ) -> None:
-    command = [*COMMAND, "--graceful-timeout", "1"]
+    command = [*COMMAND, "--graceful-timeout", "0"]
     with serving(database, command) as service, connect(service.port) as connection:
-        connection.sendall(POST + b"Content-Length: 30\r\n\r\n{")
+        connection.sendall(POST + IN_CHUNKS + b"5\r\n{")
         worker = Path(f"/proc/{service.worker()}")
         service.process.send_signal(signal.SIGHUP)
         deadline = time.monotonic() + PATIENCE

@@ -328,9 +328,9 @@ def pets_in(database: Path) -> list[dict[str, Any]]:
 
 def test_what_was_acknowledged_outlives_kill_9(database: Path) -> None:
     load = Load()
-    for _ in range(5):
+    for _ in range(4):
         with serving(database) as service, load.until_kill_9(service):
-            time.sleep(random.uniform(0, 0.3))
+            time.sleep(random.uniform(0, 0.2))
     with serving(database) as service:
         load.assert_stored(service.all_pets())
     load.assert_stored(pets_in(database))
@@ -387,22 +387,6 @@ def test_a_file_that_is_moved_away_under_load_has_every_pet_even_after_kill_9(
         database.rename(away)
         assert_unavailable(service.request("GET", "/healthz"))
     load.assert_stored(pets_in(away))
-
-
-def test_a_write_waits_for_another_process_to_finish(
-    service: Service, database: Path
-) -> None:
-    with (
-        closing(sqlite3.connect(database, isolation_level=None)) as other,
-        ThreadPoolExecutor(1) as thread,
-    ):
-        other.execute("BEGIN IMMEDIATE")
-        answer = thread.submit(service.request, "POST", "/v1/pets", PET)
-        with pytest.raises(TimeoutError):
-            answer.result(timeout=0.5)
-        assert service.request("GET", "/v1/pets").body == []
-        other.execute("ROLLBACK")
-        assert answer.result().status == 201
 
 
 def test_writes_are_refused_in_time_and_reads_go_on_while_the_file_is_held(
