@@ -328,7 +328,7 @@ def pets_in(database: Path) -> list[dict[str, Any]]:
 
 def test_what_was_acknowledged_outlives_kill_9(database: Path) -> None:
     load = Load()
-    for _ in range(4):
+    for _ in range(3):
         with serving(database) as service, load.until_kill_9(service):
             time.sleep(random.uniform(0, 0.2))
     with serving(database) as service:

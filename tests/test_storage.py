@@ -399,7 +399,7 @@ def test_two_creates_wait_for_another_process_whenever_there_is_one(
         with ThreadPoolExecutor(2) as threads:
             with held(database):
                 creates = [threads.submit(post, client) for _ in range(2)]
-                assert not wait(creates, timeout=0.4).done
+                assert not wait(creates, timeout=0.3).done
             assert [create.result().status_code for create in creates] == [201, 201]
 
 
