@@ -7,6 +7,7 @@ from functools import partial
 from http import HTTPStatus
 from resource import RLIMIT_NOFILE, getrlimit
 from selectors import EVENT_READ
+from threading import get_ident
 from typing import Any
 
 from click import ClickException
@@ -47,15 +48,12 @@ class Worker(ThreadWorker):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.handled: set[TConn] = set()
+        self.latest: dict[int, TConn] = {}
 
     def handle(self, conn: TConn) -> Any:
-        """Handle a request, and know its connection as long."""
-        self.handled.add(conn)
-        try:
-            return super().handle(conn)
-        finally:
-            self.handled.discard(conn)
+        """Handle a request, and know which connection each thread had latest."""
+        self.latest[get_ident()] = conn
+        return super().handle(conn)
 
     def run(self) -> None:
         """Serve until the worker is told to stop and the time for that is over.
@@ -64,7 +62,7 @@ class Worker(ThreadWorker):
         middle of a request would hold one of them for as long as it likes.
         """
         super().run()
-        for conn in tuple(self.handled):
+        for conn in tuple(self.latest.values()):
             with suppress(OSError):
                 conn.sock.shutdown(socket.SHUT_RDWR)
 

@@ -327,7 +327,7 @@ class Database:
         if path == ":memory:":
             self._path = self._wal = ""
             self._uri = f"file:/{uuid.uuid4()}?vfs=memdb&"
-            # In memory, one who reads while another writes does not see a snapshot.
+            # In memory, SQLite lets nobody read while another writes.
             self._reading = self._writing
             # The database is gone with the last connection to it.
             self._anchor = self._connect("rwc", START_WAIT)

@@ -29,8 +29,12 @@ def database(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def app(database: Path) -> Flask:
-    return create_app({"API_KEYS": KEY, "DATABASE": str(database)})
+def app(request: pytest.FixtureRequest) -> Flask:
+    """An application on the file of a test that has one, else in memory."""
+    path = ":memory:"
+    if "database" in request.fixturenames:
+        path = str(request.getfixturevalue("database"))
+    return create_app({"API_KEYS": KEY, "DATABASE": path})
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from base64 import b64encode
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from http import HTTPStatus
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,8 @@ def assert_one_error(answer: bytes, status: int, code: str) -> None:
     assert set(error) == {"code", "message", "status"}
     assert (error["code"], error["status"]) == (code, status)
     assert error["message"].endswith(".")
+    # It says what to send, and not only what HTTP calls the status.
+    assert error["message"] != f"{HTTPStatus(status).phrase}."
 
 
 # Malformed requests.
@@ -400,7 +403,7 @@ def test_a_long_request_line_makes_no_long_line_in_the_log(database: Path) -> No
 
 
 def test_fewer_connections_are_taken_where_fewer_files_may_be_open() -> None:
-    command = "ulimit -n 256 && exec gunicorn --print-config 'app:create_app()'"
+    command = "ulimit -Sn 256 && exec gunicorn --print-config 'app:create_app()'"
     settings = subprocess.run(
         ["bash", "-c", command],
         cwd=ROOT,

@@ -127,6 +127,7 @@ def test_every_example_has_its_request_and_every_request_its_example() -> None:
     assert sorted(rows) == sorted(examples)
 
 
+@pytest.mark.usefixtures("database")
 @pytest.mark.parametrize(("operation", "status"), ANSWERS)
 def test_an_answer_is_as_documented(
     client: FlaskClient, monkeypatch: pytest.MonkeyPatch, operation: str, status: int

@@ -354,10 +354,15 @@ def commits(database: Path) -> int:
 def test_no_more_than_eight_creates_wait_for_another_process(
     client: FlaskClient, database: Path
 ) -> None:
-    refused, waited = post_twelve(client, database)
-    assert len(refused) == 4
-    assert_unavailable(*refused)
-    assert [answer.status_code for answer in waited] == [201] * 8
+    with ThreadPoolExecutor(12) as threads:
+        with held(database):
+            first = threads.submit(post, client)
+            assert not wait([first], timeout=0.2).done
+            others = [threads.submit(post, client) for _ in range(11)]
+            refused = list(islice(as_completed(others, timeout=4), 4))
+        waited = [first, *(create for create in others if create not in refused)]
+    assert_unavailable(*(create.result() for create in refused))
+    assert [create.result().status_code for create in waited] == [201] * 8
     assert len(all_pets(client)) == 8
 
 
@@ -390,6 +395,20 @@ def test_a_pet_whose_transaction_has_begun_is_waited_for(
             creates = [threads.submit(post, client, "slow") for _ in range(2)]
             assert not wait(creates, timeout=0.05).done
         assert [create.result().status_code for create in creates] == [201, 201]
+
+
+def test_a_pet_that_waits_for_a_slow_write_is_refused_in_time(
+    client: FlaskClient, database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluate_at_insert(database, "slow", count_to(3_000_000))
+    with ThreadPoolExecutor(1) as threads:
+        slow = threads.submit(post, client, "slow")
+        assert not wait([slow], timeout=0.05).done
+        monkeypatch.setattr(storage, "STORE_WAIT", 0.1)
+        assert_unavailable(post(client))
+        assert not slow.done()
+        pet = slow.result().get_json()
+    assert all_pets(client) == [pet]
 
 
 def test_two_creates_wait_for_another_process_whenever_there_is_one(
@@ -891,9 +910,14 @@ def test_no_pet_is_taken_once_health_has_found_the_file_overwritten(
 
 def test_memory_is_one_store_for_all_threads() -> None:
     client = client_of(":memory:")
+
+    def use(number: int) -> int:
+        reader = client_with_key(client.application)
+        answer = reader.get("/v1/pets?limit=1") if number % 2 else post(client)
+        return answer.status_code
+
     with ThreadPoolExecutor(8) as threads:
-        answers = threads.map(lambda _: post(client), range(200))
-        assert {answer.status_code for answer in answers} == {201}
+        assert Counter(threads.map(use, range(400))) == {200: 200, 201: 200}
     assert [pet["id"] for pet in all_pets(client)] == list(range(1, 201))
 
 
