@@ -17,7 +17,7 @@ from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from tempfile import mkdtemp
-from time import sleep
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -28,7 +28,7 @@ import storage
 from app import StartError, create_app
 from tests.checks import PET, add_pet, add_pets, assert_error
 from tests.conftest import client_with_key
-from tests.service import KEY, ROOT, environment
+from tests.service import KEY, PATIENCE, ROOT, environment
 
 # Seconds for which a read may go on with the files that it knows.
 LOOK_EVERY = 0.02
@@ -404,7 +404,7 @@ def test_a_pet_that_waits_for_a_slow_write_is_refused_in_time(
     with ThreadPoolExecutor(1) as threads:
         slow = threads.submit(post, client, "slow")
         assert not wait([slow], timeout=0.05).done
-        monkeypatch.setattr(storage, "STORE_WAIT", 0.1)
+        monkeypatch.setattr(storage, "STORE_WAIT", 0.05)
         assert_unavailable(post(client))
         assert not slow.done()
         pet = slow.result().get_json()
@@ -791,11 +791,14 @@ def test_requests_go_on_while_the_files_are_opened_anew(
 
     with ThreadPoolExecutor(4) as threads:
         uses = threads.map(use, range(4))
-        for _ in range(40):
-            while not wal_of(database).exists():
-                pass
-            wal_of(database).unlink()
-        is_over.set()
+        deadline = monotonic() + PATIENCE
+        try:
+            for _ in range(40):
+                while not wal_of(database).exists():
+                    assert monotonic() < deadline
+                wal_of(database).unlink()
+        finally:
+            is_over.set()
     creates, *reads = uses
     # One that meets the removal while the files are being opened is 503.
     assert set(creates) <= {201, 503}
