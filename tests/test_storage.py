@@ -11,7 +11,7 @@ import threading
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from itertools import count, islice
@@ -89,6 +89,20 @@ def held(database: Path) -> Iterator[None]:
     with closing(sqlite3.connect(database, isolation_level=None)) as connection:
         connection.execute("BEGIN IMMEDIATE")
         yield
+
+
+@contextmanager
+def a_create_that_waits(
+    client: FlaskClient, database: Path
+) -> Iterator[Future[TestResponse]]:
+    """Hold the file for a `with` block in which a create waits for it.
+
+    The create has looked at the files when the block begins.
+    """
+    with ThreadPoolExecutor(1) as threads, held(database):
+        create = threads.submit(post, client)
+        assert not wait([create], timeout=0.1).done
+        yield create
 
 
 def copy_as_of_kill_9(database: Path, copy: Path) -> None:
@@ -448,13 +462,9 @@ def interrupted() -> Iterator[None]:
 def test_a_create_that_is_interrupted_while_it_waits_is_not_stored(
     client: FlaskClient, database: Path
 ) -> None:
-    with ThreadPoolExecutor(1) as threads:
-        with held(database):
-            create = threads.submit(post, client)
-            assert not wait([create], timeout=0.1).done
-            with interrupted():
-                post(client, "interrupted")
-        pet = create.result().get_json()
+    with a_create_that_waits(client, database) as create, interrupted():
+        post(client, "interrupted")
+    pet = create.result().get_json()
     assert all_pets(client) == [pet]
 
 
@@ -834,13 +844,9 @@ def test_a_file_that_is_moved_in_the_middle_of_a_create_costs_no_pet(
 ) -> None:
     away = database.with_suffix(".away")
     monkeypatch.setattr(storage, "BUSY_WAIT", 5.0)  # and looks at them only once
-    with ThreadPoolExecutor(1) as threads:
-        with held(database):
-            create = threads.submit(post, client)
-            # It has looked at the files, and waits for the one that holds them.
-            assert not wait([create], timeout=0.1).done
-            Path(f"{database}{suffix}").rename(away)
-        assert create.result().status_code == 201
+    with a_create_that_waits(client, database) as create:
+        Path(f"{database}{suffix}").rename(away)
+    assert create.result().status_code == 201
     pet = create.result().get_json()
     assert pets_after_kill_9(database if suffix else away) == [pet]
 
@@ -863,13 +869,9 @@ def test_a_wal_that_is_emptied_in_the_middle_of_a_create_spoils_no_database(
         other.execute("PRAGMA wal_checkpoint").fetchall()
     add_pet(client, name="x" * 60_000)
     monkeypatch.setattr(storage, "BUSY_WAIT", 5.0)  # and looks at them only once
-    with ThreadPoolExecutor(1) as threads:
-        with held(database):
-            create = threads.submit(post, client)
-            # It has looked at the files, and waits for the one that holds them.
-            assert not wait([create], timeout=0.1).done
-            os.truncate(wal_of(database), 0)
-        assert_unavailable(create.result())
+    with a_create_that_waits(client, database) as create:
+        os.truncate(wal_of(database), 0)
+    assert_unavailable(create.result())
     kept.append(add_pet(client, name="later"))
     assert pets_after_kill_9(database) == all_pets(client) == kept
 
