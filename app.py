@@ -4,18 +4,14 @@ import json
 import os
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from click import ClickException, echo
-from flask import Blueprint, Flask, Request, Response, current_app, request
-from flask.sessions import NullSession, SessionInterface
-from werkzeug.exceptions import BadRequest, NotFound
-from werkzeug.http import http_date
-from werkzeug.routing import MapAdapter
+from click import ClickException
+from flask import Blueprint, Flask, Response, current_app, request
+from werkzeug import Response as BaseResponse
+from werkzeug.exceptions import NotFound
 
 import auth
 import errors
@@ -23,30 +19,45 @@ import schemas
 from errors import ServiceError
 from storage import PetStore, StorageUnavailable
 
-# Read from the environment with PETSTORE_ before their names.
-SETTINGS = ("API_KEYS", "DATABASE")
-
 # The one path under /v1 that needs no key.
 DOCUMENT_PATH = "/v1/openapi.json"
 
-# getPet is deprecated from this service's first day (RFC 9745) and goes on 5 December
-# 2030 (contract, section Versioning; RFC 8594).
-REMOVAL = datetime(2030, 12, 5, tzinfo=UTC).timestamp()
-DEPRECATION = f"@{datetime(2026, 11, 20, tzinfo=UTC).timestamp():.0f}"
-SUNSET = http_date(REMOVAL)
+# 5 December 2030, when getPet is removed (contract, section Versioning).
+REMOVAL = 1922659200
+# getPet is deprecated from this service's first day, 20 November 2026 (RFC 9745), and
+# says when it is removed (RFC 8594).
+DEPRECATION = (
+    ("Deprecation", "@1795132800"),
+    ("Sunset", "Thu, 05 Dec 2030 00:00:00 GMT"),
+)
 
 # The key is the only way in, and no browser sends it by itself as it would a cookie. So
-# a page of any origin may call, and read every answer.
-CORS_HEADERS = {
-    "Access-Control-Allow-Origin": "*",
-    "Access-Control-Expose-Headers": "Deprecation, Link, Location, Retry-After, Sunset",
-}
-PREFLIGHT_HEADERS = {
-    "Access-Control-Allow-Headers": "Authorization, Content-Type",
-    "Access-Control-Max-Age": "7200",
-}
+# a page of any origin may call, and read every answer (CORS).
+HEADERS = (
+    ("Cache-Control", "no-store"),
+    ("X-Content-Type-Options", "nosniff"),
+    ("Access-Control-Allow-Origin", "*"),
+    (
+        "Access-Control-Expose-Headers",
+        "Deprecation, Link, Location, Retry-After, Sunset",
+    ),
+)
+PREFLIGHT_HEADERS = (
+    ("Access-Control-Allow-Headers", "Authorization, Content-Type"),
+    ("Access-Control-Max-Age", "7200"),
+)
 
 api = Blueprint("api", __name__)
+
+
+class StartError(ClickException):
+    """The service cannot start; the text is one line that says why, and what to do.
+
+    Flask's command line shows a ClickException without a traceback and ends with its
+    status. gunicorn stops at 3; after most others it starts the worker over and over.
+    """
+
+    exit_code = 3
 
 
 def create_app(config: Mapping[str, Any] | None = None) -> Flask:
@@ -55,46 +66,32 @@ def create_app(config: Mapping[str, Any] | None = None) -> Flask:
     API_KEYS and DATABASE are taken from `config`, else from PETSTORE_API_KEYS and
     PETSTORE_DATABASE in the environment. StartError where they do not allow a start.
     """
-    app = AnimalStore(__name__, static_folder=None)
+    app = Flask(__name__, static_folder=None)
     # /v1//pets is another path than /v1/pets; it is not redirected.
     app.url_map.merge_slashes = False
+    for name in ("API_KEYS", "DATABASE"):
+        app.config[name] = os.environ.get(f"PETSTORE_{name}")
+    app.config.update(config or {})
     try:
-        configure(app, config or {})
-        app.extensions["key_digests"] = auth.key_digests(app.config["API_KEYS"])
-        app.extensions["pet_store"] = PetStore(app.config["DATABASE"])
-        document = Path(app.root_path, "openapi.json").read_text("utf-8")
-        app.extensions["openapi_document"] = json.loads(document)
-    except (ValueError, OSError, StorageUnavailable) as error:
-        line = " ".join(str(error).splitlines())
-        raise StartError(f"Animal Store Service: {line}") from error
+        # What the views need and is no setting is kept in `extensions`.
+        app.extensions["key_digests"] = auth.key_digests(app.config["API_KEYS"] or "")
+    except ValueError as error:
+        raise StartError(f"PETSTORE_API_KEYS: {error}.") from error
+    try:
+        path = app.config["DATABASE"] or _default_database(app)
+        app.extensions["pet_store"] = PetStore(os.fspath(path))
+    except (OSError, ValueError, StorageUnavailable) as error:
+        raise StartError(f"PETSTORE_DATABASE: {error}.") from error
     errors.init_app(app)
     app.register_error_handler(StorageUnavailable, errors.storage_unavailable)
     app.register_blueprint(api)
     return app
 
 
-def configure(app: Flask, config: Mapping[str, Any]) -> None:
-    """Set API_KEYS and DATABASE: defaults, then the environment, then `config`.
-
-    A variable that is empty counts as not set. Values are plain strings.
-    """
-    for name in SETTINGS:
-        app.config[name] = os.environ.get(f"PETSTORE_{name}", "")
-    app.config.update(config)
-    if app.config["DATABASE"] in (None, ""):
-        folder = Path(app.instance_path)
-        folder.mkdir(parents=True, exist_ok=True)
-        app.config["DATABASE"] = folder / "pets.db"
-    app.config["DATABASE"] = path_of(app.config["DATABASE"])
-
-
-def path_of(setting: object) -> str:
-    """Return DATABASE as text; ValueError where it can be no path."""
-    path = os.fspath(setting) if isinstance(setting, os.PathLike) else setting
-    with suppress(UnicodeEncodeError):
-        if isinstance(path, str) and b"\0" not in os.fsencode(path):
-            return path
-    raise ValueError(f"PETSTORE_DATABASE must be a path, not {setting!r}")
+def _default_database(app: Flask) -> Path:
+    folder = Path(app.instance_path)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / "pets.db"
 
 
 @api.before_app_request
@@ -109,39 +106,35 @@ def check_key() -> None:
 
 @api.after_app_request
 def add_headers(response: Response) -> Response:
-    """Add what every answer has, and what a page on another origin needs (CORS)."""
-    headers = response.headers
-    headers.add("Cache-Control", "no-store")
-    headers.add("X-Content-Type-Options", "nosniff")
-    if "HTTP_ORIGIN" in request.environ:
-        headers.extend(CORS_HEADERS)
-        if request.method == "OPTIONS" and "Allow" in headers:
-            headers.extend(PREFLIGHT_HEADERS)
-            headers.add("Access-Control-Allow-Methods", headers["Allow"])
+    """Add what every answer has, and to OPTIONS what a browser asks for (CORS)."""
+    response.headers.extend(HEADERS)
+    if request.method == "OPTIONS":
+        response.headers.extend(PREFLIGHT_HEADERS)
+        response.headers.add("Access-Control-Allow-Methods", ", ".join(response.allow))
     return response
 
 
 @api.app_errorhandler(NotFound)
-def not_found(_: NotFound) -> Response:
+def not_found(_: NotFound) -> BaseResponse:
     """Say where the OpenAPI document is to those who follow a wrong path."""
-    message = (
-        "Nothing is at this path. "
-        f"The OpenAPI document at {url(DOCUMENT_PATH)} lists what there is."
-    )
-    return errors.error_response(ServiceError("not_found", message))
+    message = f"Nothing is at this path. {url(DOCUMENT_PATH)} lists what there is."
+    return errors.error_response(ServiceError("not_found", message, 404))
+
+
+# The endpoints have the names of the document's operations: url_for("api.listPets").
 
 
 @api.get("/v1/pets", endpoint="listPets")
 def list_pets() -> Response:
     """List animals: one page, with a link to the next one (RFC 8288)."""
+    # Not request.args, which is made anew for each request: the same text has been
+    # parsed and checked before.
     query = schemas.parse_list_query(request.environ.get("QUERY_STRING", ""))
-    page, last_id = pet_store().list_page(
-        limit=query.limit, status=query.status, after=query.after
-    )
+    page, last_id = pet_store().list_page(**query)
     response = json_response(page)
     if last_id is not None:
-        status = f"&status={query.status}" if query.status else ""
-        target = f"{url('/v1/pets')}?limit={query.limit}{status}&after={last_id}"
+        status = f"&status={query['status']}" if query["status"] else ""
+        target = f"{url('/v1/pets')}?limit={query['limit']}{status}&after={last_id}"
         response.headers.add("Link", f'<{target}>; rel="next"')
     return response
 
@@ -149,39 +142,33 @@ def list_pets() -> Response:
 @api.post("/v1/pets", endpoint="createPet")
 def create_pet() -> Response:
     """Add an animal."""
-    new_pet = schemas.read_new_pet()
-    pet_id, pet = pet_store().add(
-        name=new_pet.name, category_id=new_pet.category_id, status=new_pet.status
-    )
-    response = json_response(pet, 201)
-    response.headers.add("Location", f"{url('/v1/pets')}/{pet_id}")
-    return response
+    new_pet = schemas.read_body_as(schemas.NEW_PET)
+    pet_id, pet = pet_store().add(**new_pet)
+    return json_response(pet, 201, [("Location", f"{url('/v1/pets')}/{pet_id}")])
 
 
 @api.get("/v1/pets/<pet_id>", endpoint="getPet")
 def get_pet(pet_id: str) -> Response:
     """Get an animal: deprecated, and gone from the day of its removal on."""
-    headers = [
-        ("Deprecation", DEPRECATION),
-        ("Sunset", SUNSET),
-        ("Link", f'<{url("/v1/pets")}>; rel="successor-version"'),
-    ]
+    successor = f'<{url("/v1/pets")}>; rel="successor-version"'
+    headers = [*DEPRECATION, ("Link", successor)]
     if time.time() >= REMOVAL:
         message = "List the pets, with a status filter, instead."
-        raise ServiceError("gone", message, headers)
+        raise ServiceError("gone", message, 410, headers)
     number = schemas.parse_pet_id(pet_id)
     pet = None if number is None else pet_store().get(number)
     if pet is None:
-        raise ServiceError("pet_not_found", "No pet has this id.", headers)
+        raise ServiceError("pet_not_found", "No pet has this id.", 404, headers)
     return json_response(pet, 200, headers)
 
 
 @api.get(DOCUMENT_PATH, endpoint="getOpenapi")
 def get_openapi() -> Response:
     """Return the OpenAPI document, with the URL under which the service is mounted."""
-    document = current_app.extensions["openapi_document"]
-    served = {**document, "servers": [{"url": url("/v1")}]}
-    return json_response(json.dumps(served).encode())
+    with current_app.open_resource("openapi.json") as file:
+        document = json.load(file)
+    document["servers"] = [{"url": url("/v1")}]
+    return json_response(json.dumps(document).encode())
 
 
 @api.get("/healthz")
@@ -200,8 +187,8 @@ def pet_store() -> PetStore:
 def json_response(
     body: bytes, status: int = 200, headers: Iterable[tuple[str, str]] = ()
 ) -> Response:
-    """Return a response whose body is JSON already."""
-    return Response(body, status, headers, content_type="application/json")
+    """Return a response whose body is JSON already, put on a line of its own."""
+    return Response(body + b"\n", status, headers, content_type="application/json")
 
 
 def url(path: str) -> str:
@@ -209,55 +196,5 @@ def url(path: str) -> str:
     return f"{quote(request.root_path)}{path}"
 
 
-class NoSession(SessionInterface):
-    """No session at all: to look for a cookie takes a twentieth of a request."""
-
-    session = NullSession()
-
-    def open_session(self, app: Flask, request: Request) -> NullSession:
-        """Return the one session that is none."""
-        return self.session
-
-
-class AnimalStore(Flask):
-    """Flask, but for sessions, WebSockets, odd Host headers and OPTIONS."""
-
-    session_interface = NoSession()
-
-    def wsgi_app(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        """Answer a request to upgrade to a WebSocket as if it did not ask for it."""
-        environ.pop("HTTP_UPGRADE", None)
-        return super().wsgi_app(environ, start_response)
-
-    def create_url_adapter(self, request: Request | None) -> MapAdapter | None:
-        """Refuse a Host that is malformed or missing (RFC 9112, section 3.2)."""
-        adapter = super().create_url_adapter(request)
-        if request:
-            environ = request.environ
-            is_missing = (
-                "HTTP_HOST" not in environ and environ["SERVER_PROTOCOL"] > "HTTP/1.0"
-            )
-            if is_missing or not request.host:
-                raise BadRequest
-        return adapter
-
-    def make_default_options_response(self) -> Response:
-        """Answer 204 with the methods in Allow, not an empty HTML page."""
-        response = super().make_default_options_response()
-        response.status_code = 204
-        del response.headers["Content-Type"]
-        return response
-
-
-class StartError(ClickException):
-    """The service cannot start; the text is one line that says why.
-
-    Flask's command line shows a ClickException without a traceback and ends with its
-    status. gunicorn stops at 3; after most others it starts the worker over and over.
-    """
-
-    exit_code = 3
-
-    def show(self, file: Any = None) -> None:
-        """Print the line on standard error."""
-        echo(self, file, err=True)
+if __name__ == "__main__":
+    raise SystemExit("Start it with: flask run, or gunicorn 'app:create_app()'")

@@ -3,9 +3,10 @@
 import io
 import json
 import re
+from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 from urllib.parse import parse_qs
 
 from flask import request
@@ -14,103 +15,70 @@ from marshmallow import EXCLUDE, Schema, ValidationError, fields, validate
 from errors import ServiceError
 
 MAX_BODY_BYTES = 64 * 1024
-CANONICAL_DECIMAL = re.compile(r"0|[1-9][0-9]{0,18}")
-
-LIMIT = validate.Range(1, 100)
-AFTER = validate.Range(0, 2**63 - 1)
+CANONICAL_DECIMAL = re.compile("0|[1-9][0-9]{0,18}")
 INT64 = validate.Range(-(2**63), 2**63 - 1)
 STATUS = validate.OneOf(("available", "pending", "sold"))
 
-# What to send, whichever way a member or parameter is at fault.
-RULES = {
-    "limit": f"must be one decimal integer from {LIMIT.min} to {LIMIT.max}",
-    "after": f"must be one decimal integer from {AFTER.min} to {AFTER.max}",
-    "name": "must be a string without lone surrogates",
-    "categoryId": f"must be an integer from {INT64.min} to {INT64.max}",
-    "status": f"must be one of {', '.join(STATUS.choices)}",
-}
 
-EXAMPLE = 'Send a pet such as {"name": "Rex", "categoryId": 1}.'
+def _require_decimal(text: str) -> str:
+    # int() alone would take 1_0, +5, and the digits of other scripts.
+    if not CANONICAL_DECIMAL.fullmatch(text):
+        raise ValidationError("Not an integer in decimal digits.")
+    return text
 
 
-class ListQuery(NamedTuple):
-    """Which pets to list: at most `limit`, of one status or any, ids past `after`."""
-
-    limit: int
-    status: str | None
-    after: int
-
-
-class NewPet(NamedTuple):
-    """A pet to add, as the contract's NewPet has it."""
-
-    name: str
-    category_id: int
-    status: str
-
-
-class DecimalInteger(fields.Integer):
-    """An integer of the query string, in canonical decimal digits."""
-
-    def _deserialize(self, value: object, *args: object, **kwargs: object) -> int:
-        if isinstance(value, str) and CANONICAL_DECIMAL.fullmatch(value):
-            return int(value)
-        raise self.make_error("invalid")
-
-
-def _encodable(text: str) -> None:
+def _require_encodable(text: str) -> None:
     # JSON can spell a lone surrogate (RFC 8259, section 8.2), UTF-8 cannot hold one.
     try:
         text.encode()
-    except UnicodeEncodeError as error:
-        raise ValidationError(str(error)) from None
+    except UnicodeEncodeError:
+        raise ValidationError("Must not contain lone surrogates.") from None
 
 
-class ListQuerySchema(Schema):
-    """The query parameters of listPets; others are ignored."""
+class ListQuery(Schema):
+    """The query parameters of listPets."""
 
-    class Meta:
-        unknown = EXCLUDE
-
-    limit = DecimalInteger(load_default=20, validate=LIMIT)
+    limit = fields.Integer(
+        load_default=20, pre_load=_require_decimal, validate=validate.Range(1, 100)
+    )
     status = fields.String(load_default=None, validate=STATUS)
-    after = DecimalInteger(load_default=0, validate=AFTER)
+    after = fields.Integer(
+        load_default=0, pre_load=_require_decimal, validate=validate.Range(0, INT64.max)
+    )
 
 
-class NewPetSchema(Schema):
-    """The contract's NewPet; other members are ignored."""
+class NewPet(Schema):
+    """The contract's NewPet."""
 
-    class Meta:
-        unknown = EXCLUDE
-
-    name = fields.String(required=True, validate=_encodable)
+    name = fields.String(required=True, validate=_require_encodable)
     category_id = fields.Integer(
         data_key="categoryId", required=True, strict=True, validate=INT64
     )
     status = fields.String(load_default="available", validate=STATUS)
 
 
-LIST_QUERY_SCHEMA = ListQuerySchema()
-NEW_PET_SCHEMA = NewPetSchema()
+# Parameters and members that the contract does not name are ignored.
+LIST_QUERY = ListQuery(unknown=EXCLUDE)
+NEW_PET = NewPet(unknown=EXCLUDE)
 
 
 @lru_cache(maxsize=256)
-def parse_list_query(query_string: str) -> ListQuery:
-    """Return what a query string asks for, or raise `invalid_query`.
+def parse_list_query(query_string: str) -> Mapping[str, Any]:
+    """Return the limit, status and after of a query string, or raise `invalid_query`.
 
     Clients repeat their queries, so the latest are remembered.
     """
     given = parse_qs(query_string, keep_blank_values=True)
-    for name in LIST_QUERY_SCHEMA.fields:
-        if len(given.get(name, ())) > 1:
-            message = f"{name} is given twice, it {RULES[name]}."
-            raise ServiceError("invalid_query", message)
+    repeated = [name for name in LIST_QUERY.fields if len(given.get(name, ())) > 1]
+    if repeated:
+        message = f"Give {' and '.join(repeated)} only once."
+        raise ServiceError("invalid_query", message, 400)
     values = {name: texts[0] for name, texts in given.items()}
-    return ListQuery(**_load(LIST_QUERY_SCHEMA, values, "invalid_query"))
+    return _load(LIST_QUERY, values, "invalid_query")
 
 
-def read_new_pet() -> NewPet:
-    """Return the NewPet in the request's body.
+def read_body_as(schema: Schema) -> dict[str, Any]:
+    """Return what a schema loads from the JSON object in the request's body.
 
     Raises unsupported_media_type, body_too_large, malformed_body or invalid_body, in
     this order; malformed_body also, before the others, where there is no body at all.
@@ -118,8 +86,8 @@ def read_new_pet() -> NewPet:
     _check_headers()
     members = _parse_json(_read_body())
     if not isinstance(members, dict):
-        raise ServiceError("invalid_body", f"The body is no JSON object. {EXAMPLE}")
-    return NewPet(**_load(NEW_PET_SCHEMA, members, "invalid_body"))
+        raise ServiceError("invalid_body", "Send a JSON object.", 400)
+    return _load(schema, members, "invalid_body")
 
 
 def parse_pet_id(text: str) -> int | None:
@@ -134,45 +102,37 @@ def _load(schema: Schema, values: dict[str, Any], error_code: str) -> dict[str, 
         loaded: dict[str, Any] = schema.load(values)
     except ValidationError as error:
         faults = [
-            f"{name} {'' if name in values else 'is missing, it '}{RULES[name]}"
-            for name in error.messages_dict
+            f"{name}: {' '.join(messages)}"
+            for name, messages in error.messages_dict.items()
         ]
-        raise ServiceError(error_code, f"{'; '.join(faults)}.") from None
+        raise ServiceError(error_code, " ".join(faults), 400) from None
     return loaded
 
 
 def _malformed(reason: str) -> ServiceError:
-    return ServiceError("malformed_body", f"The body {reason}. {EXAMPLE}")
+    return ServiceError("malformed_body", f"The body {reason}.", 400)
 
 
 def _check_headers() -> None:
     """Raise unless the headers announce a JSON body that is not too large."""
-    environ = request.environ
-    if not request.content_length and "HTTP_TRANSFER_ENCODING" not in environ:
-        raise _malformed("is missing")
+    if not request.content_length and "Transfer-Encoding" not in request.headers:
+        raise _malformed("is missing: send JSON")
     if request.mimetype != "application/json":
-        raise ServiceError(
-            "unsupported_media_type",
-            "Send the body as 'Content-Type: application/json'.",
-            [("Accept", "application/json")],
-        )
-    codings = (
-        environ.get("HTTP_CONTENT_ENCODING", "identity").lower(),
-        environ.get("HTTP_TRANSFER_ENCODING", "chunked").lower(),
-    )
-    if codings != ("identity", "chunked"):
-        raise ServiceError(
-            "unsupported_media_type",
-            "Send the body uncompressed.",
-            [("Accept-Encoding", "identity")],
-        )
+        message = "Send the body as 'Content-Type: application/json'."
+        headers = [("Accept", "application/json")]
+        raise ServiceError("unsupported_media_type", message, 415, headers)
+    coding = request.headers.get("Content-Encoding", "").lower()
+    if coding not in ("", "identity"):
+        headers = [("Accept-Encoding", "identity")]
+        message = "Send the body uncompressed."
+        raise ServiceError("unsupported_media_type", message, 415, headers)
     _check_size(request.content_length or 0)
 
 
 def _check_size(size: int) -> None:
     if size > MAX_BODY_BYTES:
         message = f"Send a body of at most {MAX_BODY_BYTES} bytes."
-        raise ServiceError("body_too_large", message)
+        raise ServiceError("body_too_large", message, 413)
 
 
 def _read_body() -> bytes:
@@ -187,55 +147,44 @@ def _read_body() -> bytes:
         body: bytes = stream.read(MAX_BODY_BYTES + 1)
     except Exception:
         # Every server has exceptions of its own for a body that breaks off.
-        raise _malformed("breaks off or its chunks are malformed") from None
+        raise _malformed("breaks off, or its chunks are malformed") from None
     _check_size(len(body))
     if len(body) < (request.content_length or 0):
         raise _malformed("is shorter than its Content-Length")
     return body
 
 
-def _number(literal: str) -> int | Decimal | None:
-    """Read a number; a whole one within int64 is an int however it is written."""
+def _parse_json(body: bytes) -> Any:
+    try:
+        return json.loads(
+            body.decode(),
+            object_pairs_hook=_object,
+            parse_int=_number,
+            parse_float=_number,
+            parse_constant=_constant,
+        )
+    except (ValueError, RecursionError) as error:
+        raise _malformed(f"is not JSON: {error}") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        raise ValueError("a member is given twice")
+    return members
+
+
+def _number(literal: str) -> int | Decimal:
+    """Read a number; a whole one is an int however it is written, as 1.0 or 1e3."""
     try:
         number = Decimal(literal)
     except InvalidOperation:
-        return None  # its exponent is past what decimal can hold: no member takes it
-    # The range comes first: a whole number can have a billion digits.
-    if INT64.min <= number <= INT64.max and number == int(number):
+        return Decimal("NaN")  # its exponent is past what decimal can hold
+    # A whole number can have a billion digits: past any int64, it stays what it is.
+    if -(10**20) < number < 10**20 and number == int(number):
         return int(number)
     return number
 
 
-def _object(members: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in members:
-        if name in found:
-            raise ValueError(f"gives the member {json.dumps(name[:40])} twice")
-        found[name] = value
-    return found
-
-
 def _constant(name: str) -> NoReturn:
-    raise ValueError(f"contains {name}, which is not JSON")
-
-
-DECODER = json.JSONDecoder(
-    object_pairs_hook=_object,
-    parse_int=_number,
-    parse_float=_number,
-    parse_constant=_constant,
-)
-
-
-def _parse_json(body: bytes) -> Any:
-    try:
-        return DECODER.decode(body.decode())
-    except UnicodeDecodeError:
-        raise _malformed("is not UTF-8") from None
-    except json.JSONDecodeError as error:
-        place = f"line {error.lineno}, column {error.colno}"
-        raise _malformed(f"is not JSON at {place} ({error.msg})") from None
-    except RecursionError:
-        raise _malformed("is nested too deeply") from None
-    except ValueError as error:
-        raise _malformed(str(error)) from None
+    raise ValueError(f"{name} is no JSON number")

@@ -1,13 +1,20 @@
-"""The pets in SQLite: every character of SQL, every sqlite3 call, nothing of HTTP."""
+"""The pets in SQLite: every character of SQL, every sqlite3 call, nothing of HTTP.
+
+The SQL and PetStore are the lesson: whoever reads to learn may stop below PetStore.
+What stands under it is for many clients at once and for bad days: WriteQueue, Database,
+Place, what a start looks at, and forks.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 import threading
 import uuid
 import weakref
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from time import monotonic, sleep
@@ -36,15 +43,19 @@ INSERT_PET = f"""
     RETURNING id, {PET}
 """
 SELECT_PET = f"SELECT {PET} FROM pets WHERE id = :id"
+SELECT_VERSION_AND_TABLES = """
+    SELECT user_version, (SELECT count(*) FROM sqlite_schema) FROM pragma_user_version
+"""
 SELECT_ANY = "SELECT id, name, category_id, status FROM pets LIMIT 1"
 
 
 def _select_page(condition: str) -> str:
     """Return the query for a page: its JSON, and its last id if another page follows.
 
-    It looks for two ids: the last of a full page, and the first of the next page. If it
-    finds both, there is a next page. If it finds none, all pets up to the largest id
-    belong to this one. To limit the pets themselves, in a subquery, is slower.
+    Of the pets 1 to 9, the page of three after 2 is 3, 4, 5. The subquery `last` finds
+    its last id, 5; with the next one, 6, there are two, so another page follows. Where
+    `last` finds none, all pets that are left belong to the page. (To limit the pets
+    themselves, in a subquery, is slower.)
     """
     last = f"""
         SELECT id FROM pets WHERE id > :after {condition}
@@ -54,7 +65,7 @@ def _select_page(condition: str) -> str:
     return f"""
         SELECT
             json_group_array({PET}),
-            (SELECT min(id) FROM ({last_and_next}) HAVING count(*) = 2)
+            (SELECT CASE count(*) WHEN 2 THEN min(id) END FROM ({last_and_next}))
         FROM pets
         WHERE id > :after {condition} AND id <= ifnull(({last}), {2**63 - 1})
     """
@@ -63,50 +74,24 @@ def _select_page(condition: str) -> str:
 SELECT_PAGE = _select_page("")
 SELECT_PAGE_OF_STATUS = _select_page("AND status = :status")
 
-# Seconds. So long SQLite waits for another process, at the start and later, before it
-# says that the database is busy; so long a pet waits to be stored; and so long a reader
-# goes on with the files that were at the path when somebody looked.
-START_WAIT = 5.0
-BUSY_WAIT = 0.25
-STORE_WAIT = 5.0
-LOOK_EVERY = 0.02
-# How many pets wait while another process holds the file. Fewer than the server has
-# threads: the others are left for reads.
-SEATS = 8
-
-# SQLite blames the statement for these, not the database: they are bugs.
-BUGS = (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.DataError)
-# These pass once there is room on the disk.
-NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)
-
-# How every WAL begins, once there is something in it (sqlite.org/fileformat2.html,
-# section 4.1).
-WAL_MAGIC = b"\x37\x7f\x06"
-# What stands for the state of a file where the database is in memory.
-IN_MEMORY = os.stat_result([1] * 10)
-
 Values = Mapping[str, object]
-Row = tuple[Any, ...]
+Rows = list[tuple[Any, ...]]
 
 
 class StorageUnavailable(Exception):
     """SQLite cannot do what it was asked; the message says why."""
 
 
-class DatabaseBusy(StorageUnavailable):
-    """Another process writes to the file."""
-
-
 class PetStore:
     """The pets in one database file, or in memory where the path is `:memory:`.
 
-    Any number of threads may call its methods at once. Each method raises
-    StorageUnavailable where SQLite cannot answer.
+    JSON comes out as bytes, as it goes to the client. Any number of threads may call
+    the methods at once. Each raises StorageUnavailable where SQLite cannot answer.
     """
 
     def __init__(self, path: str) -> None:
         """Open the file, or make it; one that is no pet store is left as it is."""
-        self.database = Database(path)
+        self.database = Database(Place(path))
         self.queue = WriteQueue(self.database)
         weakref.finalize(self, self.database.close)
         with _forking:
@@ -121,13 +106,13 @@ class PetStore:
         """
         sql = SELECT_PAGE if status is None else SELECT_PAGE_OF_STATUS
         values = {"limit": limit, "status": status, "after": after}
-        [(pets, last_id)] = self.database.read(sql, values)
+        pets, last_id = self.database.read(sql, values)[0]
         return pets, last_id
 
     def add(self, *, name: str, category_id: int, status: str) -> tuple[int, bytes]:
         """Store a pet; once it is on the disk, return its id and JSON."""
         values = {"name": name, "category_id": category_id, "status": status}
-        pet_id, pet = self.queue.store(values)
+        pet_id, pet = self.queue.write(INSERT_PET, values)[0]
         return pet_id, pet
 
     def get(self, pet_id: int) -> bytes | None:
@@ -136,231 +121,138 @@ class PetStore:
         return rows[0][0] if rows else None
 
     def check(self) -> None:
-        """Query the file itself, not what is left of it in memory."""
-        self.database.forget_pages()
+        """Raise unless the database answers a query."""
         self.database.read(SELECT_ANY, {})
 
 
-class WriteQueue:
-    """Pets on their way to the disk: whoever has the turn stores all that wait.
+# Whoever reads to learn may stop here.
 
-    A disk syncs a few hundred times a second, however many threads wait for it. So the
-    pets that come while one transaction is written share the next, and their threads
-    sleep until each is told what became of its pet.
+# Seconds. So long SQLite waits for another process, at the start and later, before it
+# says that the database is busy; and so long a write waits for its turn.
+START_WAIT = 5.0
+BUSY_WAIT = 0.25
+WRITE_WAIT = 5.0
+# How many writes wait while another process holds the file. Fewer than the server has
+# threads: the others are left for reads.
+SEATS = 8
+
+
+class DatabaseBusy(StorageUnavailable):
+    """Another process writes to the file."""
+
+
+class WriteQueue:
+    """Statements on their way to the disk: one thread stores all that wait at once.
+
+    A disk syncs a few hundred times a second, however many threads wait for it. So what
+    comes while one transaction is written shares the next. Each thread waits for a
+    Future, a box into which the writing thread puts the rows or the error.
     """
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._mutex = threading.Lock()
-        self._waiting: list[WaitingPet] = []
-        self._told: list[WaitingPet] = []
-        self._turn_is_taken = False
+        self._lock = threading.Lock()
+        self._waiting: dict[Future[Rows], tuple[str, Values]] = {}
         self._is_stalled = False
+        self._thread = ThreadPoolExecutor(1, "write")
 
-    def store(self, values: Values) -> Row:
-        """Return the row of INSERT_PET once it is on the disk.
+    def write(self, sql: str, values: Values) -> Rows:
+        """Return the rows of a statement once what it wrote is on the disk.
 
-        A pet that is refused (StorageUnavailable) is never stored later: it leaves the
-        queue first, and once its transaction has begun, the outcome is waited for.
+        What is refused (StorageUnavailable) is never written later: it is withdrawn
+        first, and where its transaction has begun, the outcome is waited for.
         """
-        pet = WaitingPet(values, self._mutex)
-        with self._mutex:
-            self._waiting.append(pet)
-            self._refuse_beyond_seats()
+        write: Future[Rows] = Future()
         try:
-            while self._has_turn(pet):
-                self._store_all()
+            with self._lock:
+                if self._is_stalled and len(self._waiting) >= SEATS:
+                    raise StorageUnavailable("the database is busy, and many wait")
+                self._waiting[write] = sql, values
+            self._thread.submit(self._store_all)
+            return write.result(WRITE_WAIT)
+        except (TimeoutError, RuntimeError) as error:
+            # RuntimeError: no thread takes work where the interpreter ends.
+            if write.cancel():
+                reason = str(error) or "the database was busy for too long"
+                raise StorageUnavailable(reason) from error
+            return write.result()
         finally:
-            self._leave(pet)
-        if isinstance(pet.outcome, Exception):
-            raise pet.outcome
-        assert pet.outcome is not None
-        return pet.outcome
-
-    def _has_turn(self, pet: WaitingPet) -> bool:
-        """Wait until the thread of this pet has the turn, or the pet its outcome."""
-        with self._mutex:
-            while pet.outcome is None:
-                waits = pet in self._waiting
-                if waits and monotonic() >= pet.deadline:
-                    self._refuse(pet, "it was busy for too long")
-                elif not self._turn_is_taken:
-                    self._turn_is_taken = True
-                    return True
-                else:
-                    pet.changed.wait(pet.deadline - monotonic() if waits else None)
-        return False
-
-    def _leave(self, pet: WaitingPet) -> None:
-        # It still waits only where its thread was interrupted (KeyboardInterrupt).
-        with self._mutex:
-            if pet in self._waiting:
-                self._refuse(pet, "its thread was interrupted")
+            # Also where this thread is interrupted (KeyboardInterrupt).
+            write.cancel()
+            with self._lock:
+                self._waiting.pop(write, None)
 
     def _store_all(self) -> None:
-        """Store all pets that wait in one transaction, and give back the turn."""
-        pets: list[WaitingPet] = []
-        outcomes: dict[WaitingPet, Row | Exception] = {}
-        try:
-            with self._database.transaction() as connection:
-                pets = self._take_all()
-                rows = {pet: _insert_pet(connection, pet.values) for pet in pets}
-                self._wake_told()
-            outcomes = rows
-        except DatabaseBusy:
-            self._is_stalled = True
-        except Exception as error:
-            outcomes = dict.fromkeys(pets or self._take_all(), error)
-        finally:
-            # There is none where this thread was interrupted.
-            cut_off = self._database.unavailable("the write was cut off")
-            self._tell(outcomes or dict.fromkeys(pets, cut_off))
+        """Write all that waits in one transaction, and tell each what became of it.
 
-    def _take_all(self) -> list[WaitingPet]:
-        with self._mutex:
-            self._is_stalled = False
-            pets, self._waiting = self._waiting, []
-        return pets
-
-    def _tell(self, outcomes: Mapping[WaitingPet, Row | Exception]) -> None:
-        """Note what became of these pets, and pass the turn on.
-
-        Their threads are woken when the next transaction waits for the disk: earlier,
-        they would take the interpreter from its thread at each of its statements.
+        It succeeds or fails as a whole: SQLite rolls back all of it by itself where it
+        runs out of memory or room, and what came after would then be written alone.
         """
-        self._wake_told()
-        with self._mutex:
-            for pet, outcome in outcomes.items():
-                pet.outcome = outcome
-            self._told = list(outcomes)
-            self._turn_is_taken = False
-            self._refuse_beyond_seats()
-            self._pass_on()
+        while self._waiting:
+            taken: dict[Future[Rows], tuple[str, Values]] = {}
+            try:
+                with self._database.transaction() as connection:
+                    taken = self._take(0)
+                    self._is_stalled = False
+                    outcomes = [
+                        connection.execute(*statement).fetchall()
+                        for statement in taken.values()
+                    ]
+            except Exception as error:
+                # While another process writes, the first may go on waiting.
+                self._is_stalled = isinstance(error, DatabaseBusy)
+                for write in taken or self._take(SEATS if self._is_stalled else 0):
+                    write.set_exception(error)
+            else:
+                for write, rows in zip(taken, outcomes, strict=True):
+                    write.set_result(rows)
 
-    def _wake_told(self) -> None:
-        with self._mutex:
-            for pet in self._told:
-                pet.changed.notify()
-            self._told = []
-
-    def _refuse_beyond_seats(self) -> None:
-        while self._is_stalled and len(self._waiting) > SEATS:
-            self._refuse(self._waiting[-1], "it is busy, and many wait already")
-
-    def _refuse(self, pet: WaitingPet, reason: str) -> None:
-        self._waiting.remove(pet)
-        pet.outcome = self._database.unavailable(reason)
-        pet.changed.notify()
-        self._pass_on()
-
-    def _pass_on(self) -> None:
-        """Wake the thread that is next to write; where none waits, those told."""
-        if not self._turn_is_taken:
-            for pet in self._waiting[:1] or self._told:
-                pet.changed.notify()
+    def _take(self, first: int) -> dict[Future[Rows], tuple[str, Values]]:
+        """Return what waits from `first` on; from now on it cannot be withdrawn."""
+        with self._lock:
+            return {
+                write: self._waiting.pop(write)
+                for write in list(self._waiting)[first:]
+                if write.set_running_or_notify_cancel()
+            }
 
 
-class WaitingPet:
-    """A pet in the queue: how long it waits, and what became of it."""
-
-    def __init__(self, values: Values, mutex: threading.Lock) -> None:
-        self.values = values
-        self.deadline = monotonic() + STORE_WAIT
-        self.changed = threading.Condition(mutex)
-        self.outcome: Row | Exception | None = None
-
-
-def _insert_pet(connection: sqlite3.Connection, values: Values) -> Row | Exception:
-    """Insert a pet and return its row, or the bug that is in this request alone."""
-    try:
-        [row] = connection.execute(INSERT_PET, values).fetchall()
-    except Exception as error:
-        if _blames_database(error):
-            raise
-        return error
-    return tuple(row)
-
-
-class Files(NamedTuple):
-    """The files of a database, as `os.stat` finds them."""
-
-    database: os.stat_result
-    wal: os.stat_result
-
-    def go_on_in(self, later: Files) -> bool:
-        """Return whether these are still the same; a WAL never gets shorter."""
-        return (
-            os.path.samestat(self.database, later.database)
-            and os.path.samestat(self.wal, later.wal)
-            and self.wal.st_size <= later.wal.st_size
-        )
-
-
-class OpenDatabase(NamedTuple):
-    """The two connections to a database, and the files that they have open."""
+class Connections(NamedTuple):
+    """The two connections to a database, and what tells its files from others."""
 
     reader: sqlite3.Connection
     writer: sqlite3.Connection
-    files: Files
+    identity: tuple[int, ...] | None
 
 
 class Database:
     """A database with one connection that reads and one that writes.
 
-    Each has a lock, and so one owner at a time. Whoever must let go of the files takes
-    both locks, `_writing` first, so that all that runs has ended. The files at the path
-    are looked at before every write, and before a read unless somebody has just looked:
-    SQLite goes on with those that it has open, and what it writes to a file that was
-    removed is lost.
+    Each has a lock, and so one owner at a time. To open or to close them takes both
+    locks, `_writing` first, so that all that runs has ended. Before every use, the
+    files at the path are compared with those that are open: SQLite goes on with these,
+    and what it wrote to a file that was removed would be lost.
     """
 
-    def __init__(self, path: str) -> None:
-        if sqlite3.sqlite_version_info < (3, 38):
-            found = sqlite3.sqlite_version
-            raise StorageUnavailable(f"SQLite is {found}, 3.38 or newer is needed")
-        self._opened: OpenDatabase | None = None
-        self._is_suspect = False
-        self._look_again_at = 0.0
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._connections: Connections | None = None
+        # Reentrant: a store that is dropped is closed by any thread, even by its own.
         self._writing = threading.RLock()
-        self._reading = threading.RLock()
-        self._anchor: sqlite3.Connection | None = None
-        if path == ":memory:":
-            self._path = self._wal = ""
-            self._uri = f"file:/{uuid.uuid4()}?vfs=memdb&"
-            # In memory, SQLite lets nobody read while another writes.
-            self._reading = self._writing
-            # The database is gone with the last connection to it.
-            self._anchor = self._connect("rwc", START_WAIT)
-        else:
-            self._path = os.path.abspath(path)
-            self._wal = f"{self._path}-wal"
-            self._uri = f"{Path(self._path).as_uri()}?"
-        try:
-            self._inspect()
-            self._create()
-        except (sqlite3.Error, OSError) as error:
-            raise self.unavailable(error) from error
+        # In memory, SQLite lets nobody read while another writes.
+        self._reading = self._writing if place.is_in_memory else threading.RLock()
+        prepare(place)
 
-    def read(self, sql: str, values: Values) -> list[Row]:
+    def read(self, sql: str, values: Values) -> Rows:
         """Return the rows of a query on the files that are at the path now."""
         while True:
             with self._reading:
-                has_looked = monotonic() < self._look_again_at
-                opened = self._opened if has_looked else self._current()
-                if opened:
+                if connections := self._current():
                     try:
-                        return opened.reader.execute(sql, values).fetchall()
-                    except sqlite3.DatabaseError as error:
-                        raise self._trouble(error) from error
-            with self._writing, self._reading:
-                self._open_anew()
-
-    def forget_pages(self) -> None:
-        """Have the next query read from the file what is in memory now."""
-        with self._reading:
-            self._look_again_at = 0.0
-            if self._opened:
-                self._opened.reader.execute("PRAGMA shrink_memory")
+                        return connections.reader.execute(sql, values).fetchall()
+                    except sqlite3.Error as error:
+                        raise self._failure(error) from error
+            self._open_anew()
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
@@ -369,20 +261,18 @@ class Database:
         Raises DatabaseBusy, before the body, while another process writes.
         """
         with self._writing:
-            while not (opened := self._current()):
-                with self._reading:
-                    self._open_anew()
+            while not (connections := self._current()):
+                self._open_anew()
+            connection = connections.writer
             try:
-                opened.writer.execute("BEGIN IMMEDIATE")
-                yield opened.writer
-                opened.writer.execute("COMMIT")
-            except sqlite3.DatabaseError as error:
-                raise self._trouble(error) from error
+                connection.execute("BEGIN IMMEDIATE")
+                yield connection
+                connection.execute("COMMIT")
+            except sqlite3.Error as error:
+                raise self._failure(error) from error
             finally:
                 # After a COMMIT, there is nothing to roll back.
-                with suppress(sqlite3.Error):
-                    opened.writer.rollback()
-            self._follow(opened)
+                connection.rollback()
 
     def pause(self) -> None:
         """Wait for what runs, close the connections, and let nothing more run."""
@@ -399,93 +289,25 @@ class Database:
         """Wait for what runs, and close every connection for good."""
         with self._writing, self._reading:
             self._let_go_at_any_rate()
-            if self._anchor:
-                self._anchor.close()
+            self._place.close()
 
-    def unavailable(self, reason: object) -> StorageUnavailable:
-        """Return the exception that names the database and the reason."""
-        return StorageUnavailable(f"{self._path or ':memory:'}: {reason}")
-
-    def _current(self) -> OpenDatabase | None:
-        """Return what is open, if its files are those at the path."""
-        found, opened = self._find_files(), self._opened
-        if not found or not opened or self._is_suspect:
+    def _current(self) -> Connections | None:
+        """Return the connections, if the files at the path are those they have open."""
+        found = self._place.identity()
+        # What could not be found is nothing, not even the same as before.
+        if found is None or not self._connections:
             return None
-        if not opened.files.go_on_in(found):
-            return None
-        self._look_again_at = monotonic() + LOOK_EVERY
-        return opened
-
-    def _find_files(self) -> Files | None:
-        try:
-            found = Files(_stat(self._path), _stat(self._wal))
-        except OSError:
-            return None
-        if not found.database.st_size:
-            # SQLite would delete the WAL, and what is only there.
-            raise self.unavailable("it has been emptied")
-        return found
+        return self._connections if found == self._connections.identity else None
 
     def _open_anew(self) -> None:
-        """Open the files at the path, unless they are open; both locks are held."""
-        if self._current():
-            return
-        try:
-            self._let_go()
-            with ExitStack() as connections:
-                self._opened = self._open(connections)
-                connections.pop_all()
-        except (sqlite3.Error, OSError) as error:
-            raise self.unavailable(error) from error
-        self._is_suspect = False
-
-    def _open(self, connections: ExitStack) -> OpenDatabase:
-        """Open the files at the path by two connections, and see that both have these.
-
-        A connection opens the WAL with its first query. If the WAL were removed between
-        the two, one would not read what the other writes, nor would the next process.
-        """
-        # The first makes what is not there, so that there is something to compare.
-        with closing(self._connect("rw", BUSY_WAIT)) as first:
-            self._require_version(first)
-            self._enter_wal(first, BUSY_WAIT)
-            first.execute(SELECT_ANY).fetchall()
-            before = self._find_files()
-            reader, writer = (
-                connections.enter_context(closing(self._connect("rw", BUSY_WAIT)))
-                for _ in range(2)
-            )
-            self._require_version(reader)
-            self._require_version(writer)
-            writer.execute("PRAGMA synchronous = FULL")
-            found = self._find_files()
-        if not (before and found and before.go_on_in(found)):
-            raise self.unavailable("it was moved while it was opened")
-        return OpenDatabase(reader, writer, found)
-
-    def _follow(self, opened: OpenDatabase) -> None:
-        """See to it that what was just committed is in the files at the path."""
-        if self._wal_has_lost_its_head():
-            # Somebody emptied it or wrote over it, and SQLite went on where it was.
-            self._distrust()
-            raise self.unavailable("its WAL has been damaged")
-        with suppress(StorageUnavailable, OSError):
-            found = self._find_files()
-            if found and opened.files.go_on_in(found):
-                self._opened = opened._replace(files=found)
-            else:
-                with self._reading:
+        """Open the files at the path, unless they are open."""
+        with self._writing, self._reading:
+            if not self._current():
+                try:
                     self._let_go()
-
-    def _wal_has_lost_its_head(self) -> bool:
-        try:
-            wal = os.open(self._wal, os.O_RDONLY)
-            try:
-                return os.read(wal, 3) not in (b"", WAL_MAGIC)
-            finally:
-                os.close(wal)
-        except OSError:
-            return False
+                    self._connections = self._place.open()
+                except (sqlite3.Error, OSError) as error:
+                    raise self._place.unavailable(error) from error
 
     def _let_go(self) -> None:
         """Complete the files that are open, and close them; both locks are held.
@@ -494,100 +316,106 @@ class Database:
         to whoever opens the two together, if anyone. The old connection still reaches
         both, wherever they are, and can bring all into the database.
         """
-        if self._opened:
-            if self._wal_has_lost_its_head():
-                # A checkpoint would copy into the database whatever is there now: it
-                # must find nothing at all.
-                os.truncate(self._wal, 0)
-            checkpoint = "PRAGMA wal_checkpoint(TRUNCATE)"
-            try:
-                [(is_busy, _, _)] = self._opened.writer.execute(checkpoint)
-            except sqlite3.DatabaseError as error:
-                if _passes(error):
-                    raise self.unavailable(error) from error
-            else:
-                if is_busy:
-                    raise self.unavailable("another process still reads the old one")
+        if not self._connections:
+            return
+        checkpoint = "PRAGMA wal_checkpoint(TRUNCATE)"
+        try:
+            is_busy, *_ = self._connections.writer.execute(checkpoint).fetchone()
+        except sqlite3.Error as error:
+            if _result_code(error) not in DAMAGED:
+                raise
+        else:
+            if is_busy:
+                raise self._place.unavailable("another process reads the old one")
         self._close()
 
     def _let_go_at_any_rate(self) -> None:
-        with suppress(StorageUnavailable, OSError):
+        with suppress(StorageUnavailable, sqlite3.Error):
             self._let_go()
         self._close()
 
     def _close(self) -> None:
-        if self._opened:
-            self._opened.reader.close()
-            self._opened.writer.close()
-        self._opened = None
+        if self._connections:
+            self._connections.reader.close()
+            self._connections.writer.close()
+        self._connections = None
 
-    def _trouble(self, error: sqlite3.DatabaseError) -> Exception:
-        """Return what to raise for an error of SQLite."""
-        if not _blames_database(error):
-            return error
-        if _is_busy(error):
-            return DatabaseBusy(self.unavailable(error))
-        if not _passes(error):
-            self._distrust()
-        return self.unavailable(error)
+    def _failure(self, error: sqlite3.Error) -> Exception:
+        """Return what to raise for an error of SQLite, which may be a bug of ours."""
+        code = _result_code(error)
+        if code in DAMAGED and self._connections:
+            # The next who uses the database opens it anew.
+            self._connections = self._connections._replace(identity=None)
+        if code == sqlite3.SQLITE_BUSY:
+            return DatabaseBusy(self._place.unavailable(error))
+        return self._place.unavailable(error) if code in OF_THE_FILES else error
 
-    def _distrust(self) -> None:
-        """Have the next who uses the database open it anew."""
-        self._is_suspect = True
-        self._look_again_at = 0.0
 
-    def _inspect(self) -> None:
-        """Raise unless there is a whole pet store of this version, or nothing yet."""
-        if not os.path.isfile(self._path):
-            return
-        if not os.path.getsize(self._path):
-            if os.path.exists(self._wal) and os.path.getsize(self._wal):
-                # SQLite would delete the WAL, and what is only there.
-                raise self.unavailable(f"it is empty, but {self._wal} is not")
-            return
-        with closing(self._connect("ro", START_WAIT)) as connection:
-            # One view of the file, which another process may be making right now.
-            connection.execute("BEGIN")
-            [(version,)] = connection.execute("PRAGMA user_version").fetchall()
-            [(tables,)] = connection.execute("SELECT count(*) FROM sqlite_schema")
-            if version == tables == 0:
-                return
-            self._require_version(connection)
-            (verdict,), *_ = connection.execute("PRAGMA quick_check(1)").fetchall()
-            if verdict != b"ok":
-                reason = " ".join(verdict.decode().split())
-                raise self.unavailable(f"it is damaged: {reason}")
+class Place:
+    """Where a database is, in a file or in memory: what is there, how it is opened."""
 
-    def _create(self) -> None:
-        """Make what a new file lacks; several processes may do so at once."""
-        with closing(self._connect("rwc", START_WAIT)) as connection:
-            self._enter_wal(connection, START_WAIT)
-            [(version,)] = connection.execute("PRAGMA user_version").fetchall()
-            if version != SCHEMA_VERSION:
-                connection.executescript(CREATE_SCHEMA)
+    def __init__(self, path: str) -> None:
+        self.is_in_memory = path == ":memory:"
+        self._anchor: sqlite3.Connection | None = None
+        if self.is_in_memory:
+            self.path = path
+            self._uri = f"file:/{uuid.uuid4()}?vfs=memdb&"
+            # The database is gone with the last connection to it.
+            self._anchor = self.connect("rwc", START_WAIT)
+        else:
+            self.path = os.path.abspath(path)
+            self._uri = f"{Path(self.path).as_uri()}?"
+            self._wal = f"{self.path}-wal"
 
-    def _enter_wal(self, connection: sqlite3.Connection, wait: float) -> None:
-        """Set the journal mode; SQLite does not wait for others that do so too."""
-        deadline = monotonic() + wait
-        mode = None
-        while mode is None:
-            try:
-                [(mode,)] = connection.execute("PRAGMA journal_mode = WAL").fetchall()
-            except sqlite3.OperationalError as error:
-                if not _is_busy(error) or monotonic() > deadline:
-                    raise
-                sleep(0.01)
-        if mode != b"wal" and self._path:
-            raise self.unavailable("its file system does not support WAL")
+    def identity(self) -> tuple[int, ...] | None:
+        """Return device and inode of the database and its WAL, or None without them.
 
-    def _require_version(self, connection: sqlite3.Connection) -> None:
-        [(version,)] = connection.execute("PRAGMA user_version").fetchall()
-        if version != SCHEMA_VERSION:
-            found = f"its user_version is {version}, not {SCHEMA_VERSION}"
-            raise self.unavailable(f"it is no pet store of this version: {found}")
-        connection.execute(SELECT_ANY).fetchall()
+        StorageUnavailable where the database has been emptied: SQLite would delete the
+        WAL, and what is only there.
+        """
+        if self.is_in_memory:
+            return ()
+        try:
+            database, wal = os.stat(self.path), os.stat(self._wal)
+        except OSError:
+            return None
+        if not database.st_size:
+            raise self.unavailable("it has been emptied")
+        return database.st_dev, database.st_ino, wal.st_dev, wal.st_ino
 
-    def _connect(self, mode: str, wait: float) -> sqlite3.Connection:
+    def open(self) -> Connections:
+        """Open the files at the path by two connections, and see that both have these.
+
+        A connection opens the WAL with its first query. If the WAL were removed between
+        the two, one would not read what the other writes, nor would the next process.
+        """
+        # Beside what a symbolic link leads to, as SQLite has it.
+        self._wal = f"{os.path.realpath(self.path)}-wal"
+        with ExitStack() as on_failure:
+            # The first makes what is not there, so that there is something to compare.
+            with closing(self.connect("rw", BUSY_WAIT)) as first:
+                require_pet_store(self, first)
+                enter_wal(self, first, BUSY_WAIT)
+                first.execute(SELECT_ANY).fetchall()
+                before = self.identity()
+                reader, writer = (
+                    on_failure.enter_context(closing(self.connect("rw", BUSY_WAIT)))
+                    for _ in range(2)
+                )
+                writer.execute("PRAGMA synchronous = FULL")
+                for connection in (reader, writer):
+                    connection.execute(SELECT_ANY).fetchall()
+                identity = self.identity()
+            if identity is None or identity != before:
+                raise self.unavailable("it was moved while it was opened")
+            on_failure.pop_all()
+        return Connections(reader, writer, identity)
+
+    def connect(self, mode: str, wait: float) -> sqlite3.Connection:
+        """Return a new connection: "ro", "rw", or "rwc", which makes what is missing.
+
+        It waits so many seconds for other processes, and gives text as bytes.
+        """
         connection = sqlite3.connect(
             f"{self._uri}mode={mode}",
             uri=True,
@@ -598,22 +426,95 @@ class Database:
         connection.text_factory = bytes
         return connection
 
+    def close(self) -> None:
+        """End a database in memory."""
+        if self._anchor:
+            self._anchor.close()
 
-def _stat(path: str) -> os.stat_result:
-    return os.stat(path) if path else IN_MEMORY
-
-
-def _blames_database(error: BaseException) -> bool:
-    return isinstance(error, sqlite3.DatabaseError) and not isinstance(error, BUGS)
-
-
-def _is_busy(error: sqlite3.DatabaseError) -> bool:
-    # The lowest byte of an extended result code is the result code.
-    return error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+    def unavailable(self, reason: object) -> StorageUnavailable:
+        """Return the exception that names the database and the reason."""
+        return StorageUnavailable(f"{self.path}: {reason}")
 
 
-def _passes(error: sqlite3.DatabaseError) -> bool:
-    return _is_busy(error) or error.sqlite_errorcode in NO_ROOM
+def prepare(place: Place) -> None:
+    """Make the database where there is none; several processes may do so at once.
+
+    StorageUnavailable where what is there is no whole pet store of this version; it is
+    left as it is.
+    """
+    if sqlite3.sqlite_version_info < (3, 38):
+        found = sqlite3.sqlite_version
+        raise place.unavailable(f"SQLite is {found}, 3.38 or newer is needed")
+    try:
+        is_new = place.is_in_memory or _is_new(place)
+        with closing(place.connect("rwc", START_WAIT)) as connection:
+            enter_wal(place, connection, START_WAIT)
+            if is_new:
+                connection.executescript(CREATE_SCHEMA)
+    except (sqlite3.Error, OSError) as error:
+        may_not = isinstance(error, OSError) or _result_code(error) in NOT_ALLOWED
+        hint = " (is its folder there, and may this user write to both?)"
+        raise place.unavailable(f"{error}{hint if may_not else ''}") from error
+    if is_new and not place.is_in_memory:
+        logging.getLogger(__name__).warning("Made a new database: %s", place.path)
+
+
+def _is_new(place: Place) -> bool:
+    """Return whether there is nothing yet; if there is, look at it without a change."""
+    if os.path.isdir(place.path):
+        raise place.unavailable("it is a directory, not a file")
+    try:
+        if not os.stat(place.path).st_size:
+            return True
+    except FileNotFoundError:
+        return True
+    with closing(place.connect("ro", START_WAIT)) as connection:
+        # Another process may be about to make it.
+        if connection.execute(SELECT_VERSION_AND_TABLES).fetchone() == (0, 0):
+            return True
+        require_pet_store(place, connection)
+        verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0].decode()
+        if verdict != "ok":
+            raise place.unavailable(f"it is damaged: {' '.join(verdict.split())}")
+    return False
+
+
+def require_pet_store(place: Place, connection: sqlite3.Connection) -> None:
+    """Raise unless a connection leads to a pet store of this version."""
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version != SCHEMA_VERSION:
+        found = f"its user_version is {version}, not {SCHEMA_VERSION}"
+        raise place.unavailable(f"it is no pet store of this version: {found}")
+    connection.execute(SELECT_ANY).fetchall()
+
+
+def enter_wal(place: Place, connection: sqlite3.Connection, wait: float) -> None:
+    """Set the journal mode; SQLite itself does not wait for other processes here."""
+    deadline = monotonic() + wait
+    mode = None
+    while mode is None:
+        try:
+            mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+        except sqlite3.OperationalError as error:
+            if _result_code(error) != sqlite3.SQLITE_BUSY or monotonic() > deadline:
+                raise
+            sleep(0.01)
+    if mode != b"wal" and not place.is_in_memory:
+        raise place.unavailable("its file system does not support WAL")
+
+
+# SQLite's result codes (sqlite.org/rescode.html). The others tell of a bug.
+DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+NOT_ALLOWED = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY}
+OF_THE_FILES = DAMAGED | NOT_ALLOWED
+OF_THE_FILES |= {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}
+OF_THE_FILES |= {sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
+
+
+def _result_code(error: sqlite3.Error) -> int:
+    # It is the lowest byte of the extended one; errors of the module itself have none.
+    code: int = getattr(error, "sqlite_errorcode", 0)
+    return code & 0xFF
 
 
 # A fork must carry along neither a connection (sqlite.org/howtocorrupt.html, section
@@ -639,7 +540,7 @@ def _after_fork_in_parent() -> None:
 
 def _after_fork_in_child() -> None:
     for store in _paused:
-        # Who waits in the old one waits in the parent.
+        # Who waits in the old one waits in the parent, as its thread does.
         store.queue = WriteQueue(store.database)
     _after_fork_in_parent()
 

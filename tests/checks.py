@@ -1,5 +1,7 @@
 """What the tests assert, and how they make pets."""
 
+from typing import Any
+
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
@@ -10,14 +12,22 @@ PET = {"name": "Rex", "categoryId": 1}
 REMOVED_AT = 1922659200.0
 
 
-def assert_error(response: TestResponse, status: int, code: str) -> None:
-    """Check that a response is the Error body of the contract, and nothing else."""
+def assert_error(response: TestResponse, status: int, code: str) -> str:
+    """Check that a response is the Error body and nothing else; return its message."""
     assert response.status_code == status
     assert response.content_type == "application/json"
     body = response.get_json()
     assert set(body) == {"code", "message", "status"}
     assert (body["code"], body["status"]) == (code, status)
     assert body["message"].endswith(".")
+    return str(body["message"])
+
+
+def assert_unavailable(*answers: TestResponse) -> None:
+    """Check that the store could not answer, and that the client may try again."""
+    for answer in answers:
+        assert_error(answer, 503, "storage_unavailable")
+        assert answer.headers["Retry-After"] == "1"
 
 
 def add_pets(client: FlaskClient, *statuses: str) -> list[int]:
@@ -25,8 +35,25 @@ def add_pets(client: FlaskClient, *statuses: str) -> list[int]:
     return [add_pet(client, status=status)["id"] for status in statuses]
 
 
-def add_pet(client: FlaskClient, **members: object) -> dict[str, object]:
+def add_pet(client: FlaskClient, **members: object) -> dict[str, Any]:
     """Add a pet, and return it as the answer has it."""
     response = client.post("/v1/pets", json={**PET, **members})
     assert response.status_code == 201, response.text
     return response.get_json()
+
+
+def all_pets(client: FlaskClient) -> list[dict[str, Any]]:
+    """Return every pet, page by page."""
+    pets: list[dict[str, Any]] = []
+    path = "/v1/pets?limit=100"
+    while path:
+        page = client.get(path)
+        assert page.status_code == 200, page.text
+        pets += page.get_json()
+        path = next_path(page.headers.get("Link", ""))
+    return pets
+
+
+def next_path(link: str) -> str:
+    """Return the path in a Link header, or nothing where there is none."""
+    return link.partition(">")[0].lstrip("<")

@@ -1,18 +1,22 @@
-"""What the tests share: an application on a fresh database file, and its clients."""
+"""What the tests share: applications in memory and on a file, and their clients."""
 
 from pathlib import Path
 
 import pytest
-from flask import Flask
 from flask.testing import FlaskClient
 
 from app import create_app
 from tests.service import AUTHORIZED, KEY
 
 
-def client_with_key(app: Flask) -> FlaskClient:
+def client_of(database: Path | str) -> FlaskClient:
+    """Return a client with the key, of a new application on a database."""
+    return client_with_key(create_app({"API_KEYS": KEY, "DATABASE": database}))
+
+
+def client_with_key(app: object) -> FlaskClient:
     """Return a client that sends the key with every request."""
-    client = app.test_client()
+    client: FlaskClient = app.test_client()
     client.environ_base["HTTP_AUTHORIZATION"] = AUTHORIZED["Authorization"]
     return client
 
@@ -24,26 +28,24 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def client() -> FlaskClient:
+    """A client with a key, of an application in memory."""
+    return client_of(":memory:")
+
+
+@pytest.fixture
+def anonymous(client: FlaskClient) -> FlaskClient:
+    """A client without a key, of the same application."""
+    return client.application.test_client()
+
+
+@pytest.fixture
 def database(tmp_path: Path) -> Path:
+    """The path of a file that is not there yet."""
     return tmp_path / "pets.db"
 
 
 @pytest.fixture
-def app(request: pytest.FixtureRequest) -> Flask:
-    """An application on the file of a test that has one, else in memory."""
-    path = ":memory:"
-    if "database" in request.fixturenames:
-        path = str(request.getfixturevalue("database"))
-    return create_app({"API_KEYS": KEY, "DATABASE": path})
-
-
-@pytest.fixture
-def anonymous(app: Flask) -> FlaskClient:
-    """A client without a key."""
-    return app.test_client()
-
-
-@pytest.fixture
-def client(app: Flask) -> FlaskClient:
-    """A client with a key."""
-    return client_with_key(app)
+def file_client(database: Path) -> FlaskClient:
+    """A client with a key, of an application on the file."""
+    return client_of(database)

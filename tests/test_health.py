@@ -4,7 +4,7 @@ from pathlib import Path
 
 from flask.testing import FlaskClient
 
-from tests.checks import assert_error
+from tests.checks import assert_unavailable
 
 
 def test_a_store_that_answers_is_ok(anonymous: FlaskClient) -> None:
@@ -14,10 +14,9 @@ def test_a_store_that_answers_is_ok(anonymous: FlaskClient) -> None:
 
 
 def test_a_store_without_its_file_is_unavailable(
-    anonymous: FlaskClient, database: Path
+    file_client: FlaskClient, database: Path
 ) -> None:
+    anonymous = file_client.application.test_client()
     assert anonymous.get("/healthz").status_code == 200
     database.unlink()
-    response = anonymous.get("/healthz")
-    assert_error(response, 503, "storage_unavailable")
-    assert response.headers["Retry-After"] == "1"
+    assert_unavailable(anonymous.get("/healthz"))

@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flask import Flask
 from flask.testing import FlaskClient
-from werkzeug.middleware.dispatcher import DispatcherMiddleware
-from werkzeug.test import Client
 
-import errors
 import schemas
-from tests.checks import PET, REMOVED_AT, add_pet, add_pets, assert_error
-from tests.conftest import KEY
+from app import HEADERS
+from tests.checks import PET, add_pet
+from tests.requests import REQUESTS, TOM
+from tests.service import KEY
 
 DOCUMENT = json.loads(Path(__file__).parents[1].joinpath("openapi.json").read_bytes())
 
@@ -53,94 +51,33 @@ def body_of(node: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return body["schema"], {k: v["value"] for k, v in body.get("examples", {}).items()}
 
 
-# What happens before a request.
-
-
-def five_pets(client: FlaskClient, _: pytest.MonkeyPatch) -> None:
-    add_pets(client, "available", "sold", "available", "sold", "sold")
-
-
-def bug(client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    for endpoint in (views := client.application.view_functions):
-        monkeypatch.setitem(views, endpoint, lambda **_: str(1 / 0))
-
-
-def no_file(client: FlaskClient, _: pytest.MonkeyPatch) -> None:
-    database = Path(client.application.config["DATABASE"])
-    database.rename(database.with_suffix(".away"))
-
-
-def removal(_: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("time.time", lambda: REMOVED_AT)
-
-
-TOM = {"name": "Tom", "categoryId": 2, "status": "pending"}
-TOO_LARGE = {"name": "x" * 65_536, "categoryId": 1}
-NO_KEY = {"headers": {"Authorization": ""}}
-BAD_KEY = {"headers": {"Authorization": "Bearer other"}}
-GZIP = {"json": PET, "headers": {"Content-Encoding": "gzip"}}
-TEXT = {"json": PET, "headers": {"Content-Type": "text/plain"}}
-
-# Each example of an answer: its operation and name, and the request that leads to it.
-REQUESTS: list[tuple[str, str, Any, str, str, dict[str, Any]]] = [
-    ("listPets", "page", five_pets, "GET", "/v1/pets?limit=2&status=sold&after=1", {}),
-    ("listPets", "invalid_query", None, "GET", "/v1/pets?limit=0", {}),
-    ("listPets", "missing_api_key", None, "GET", "/v1/pets", NO_KEY),
-    ("listPets", "invalid_api_key", None, "GET", "/v1/pets", BAD_KEY),
-    ("listPets", "method_not_allowed", None, "DELETE", "/v1/pets", {}),
-    ("listPets", "internal_error", bug, "GET", "/v1/pets", {}),
-    ("listPets", "storage_unavailable", no_file, "GET", "/v1/pets", {}),
-    ("createPet", "least", None, "POST", "/v1/pets", {"json": PET}),
-    ("createPet", "whole", None, "POST", "/v1/pets", {"json": TOM}),
-    ("createPet", "malformed_body", None, "POST", "/v1/pets", {}),
-    ("createPet", "invalid_body", None, "POST", "/v1/pets", {"json": {"name": "Rex"}}),
-    ("createPet", "missing_api_key", None, "POST", "/v1/pets", NO_KEY),
-    ("createPet", "invalid_api_key", None, "POST", "/v1/pets", BAD_KEY),
-    ("createPet", "method_not_allowed", None, "DELETE", "/v1/pets", {}),
-    ("createPet", "body_too_large", None, "POST", "/v1/pets", {"json": TOO_LARGE}),
-    ("createPet", "media_type", None, "POST", "/v1/pets", TEXT),
-    ("createPet", "encoding", None, "POST", "/v1/pets", GZIP),
-    ("createPet", "internal_error", bug, "POST", "/v1/pets", {"json": PET}),
-    ("createPet", "storage_unavailable", no_file, "POST", "/v1/pets", {"json": PET}),
-    ("getPet", "found", five_pets, "GET", "/v1/pets/1", {}),
-    ("getPet", "missing_api_key", None, "GET", "/v1/pets/1", NO_KEY),
-    ("getPet", "invalid_api_key", None, "GET", "/v1/pets/1", BAD_KEY),
-    ("getPet", "pet_not_found", None, "GET", "/v1/pets/1", {}),
-    ("getPet", "not_found", None, "GET", "/v1/pets/a%2Fb", {}),
-    ("getPet", "method_not_allowed", None, "DELETE", "/v1/pets/1", {}),
-    ("getPet", "gone", removal, "GET", "/v1/pets/1", {}),
-    ("getPet", "internal_error", bug, "GET", "/v1/pets/1", {}),
-    ("getPet", "storage_unavailable", no_file, "GET", "/v1/pets/1", {}),
-    ("getOpenapi", "method_not_allowed", None, "DELETE", "/v1/openapi.json", {}),
-    ("getOpenapi", "internal_error", bug, "GET", "/v1/openapi.json", {}),
-]
-
-
-# The text of the document has the first two; the others follow from the body.
-ON_EVERY_ANSWER = {"Cache-Control", "X-Content-Type-Options"}
-ON_EVERY_ANSWER |= {"Content-Type", "Content-Length"}
+# The text of the document has the first of them; the last two follow from the body.
+ON_EVERY_ANSWER = {name for name, _ in HEADERS} | {"Content-Type", "Content-Length"}
 
 
 def test_every_example_has_its_request_and_every_request_its_example() -> None:
-    rows = [row[:2] for row in REQUESTS]
+    rows = [(row.operation, row.example) for row in REQUESTS if row.operation]
     examples = [(key[0], name) for key in ANSWERS for name in body_of(ANSWERS[key])[1]]
     assert sorted(rows) == sorted(examples)
 
 
-@pytest.mark.usefixtures("database")
 @pytest.mark.parametrize(("operation", "status"), ANSWERS)
 def test_an_answer_is_as_documented(
-    client: FlaskClient, monkeypatch: pytest.MonkeyPatch, operation: str, status: int
+    file_client: FlaskClient,
+    monkeypatch: pytest.MonkeyPatch,
+    operation: str,
+    status: int,
 ) -> None:
     _, bodies = body_of(ANSWERS[operation, status])
     headers = ANSWERS[operation, status].get("headers", {})
     sent = defaultdict(list)
-    for of, example, happen, method, path, more in REQUESTS:
-        if of == operation and example in bodies:
-            if happen:
-                happen(client, monkeypatch)
-            answer = client.open(path, method=method, **more)
-            assert (answer.status_code, answer.get_json()) == (status, bodies[example])
+    for row in REQUESTS:
+        if row.operation == operation and row.example in bodies:
+            answer = row.send(file_client, monkeypatch)
+            assert (answer.status_code, answer.get_json()) == (
+                status,
+                bodies[row.example],
+            )
             for name, value in answer.headers:
                 sent[name].append(value)
     assert sent.keys() - ON_EVERY_ANSWER == headers.keys()
@@ -154,15 +91,16 @@ def test_an_answer_is_as_documented(
             assert header["example"] in sent[name]
 
 
-def test_every_operation_is_a_route_and_every_route_but_health_an_operation(
-    app: Flask,
+def test_every_operation_is_a_route_and_all_routes_but_two_are_operations(
+    client: FlaskClient,
 ) -> None:
     routes = {
         (rule.endpoint, re.sub("<.*?>", "{}", rule.rule), method.lower())
-        for rule in app.url_map.iter_rules()
+        for rule in client.application.url_map.iter_rules()
         for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}
     }
-    assert routes - {("api.health", "/healthz", "get")} == {
+    others = {("api.health", "/healthz", "get"), ("api.page", "/", "get")}
+    assert routes - others == {
         (f"api.{operation['operationId']}", re.sub("{.*?}", "{}", f"/v1{at}"), method)
         for at, item in PATHS.items()
         for method, operation in item.items()
@@ -175,15 +113,12 @@ def test_one_server_has_every_path() -> None:
 
 
 def test_a_failure_is_the_error_body_with_a_code_of_its_status() -> None:
-    documented = set()
     for (_, status), answer in ANSWERS.items():
         if status >= 400:
             schema, bodies = body_of(answer)
             codes = list({body["code"]: None for body in bodies.values()})
-            documented |= {(code, status) for code in codes}
             members = {"code": {"enum": codes}, "status": {"const": status}}
             assert schema == SCHEMAS["Error"] | {"properties": members}
-    assert documented == set(errors.STATUS_BY_CODE.items())
 
 
 def test_a_bearer_key_is_needed_where_401_is_documented(anonymous: FlaskClient) -> None:
@@ -216,15 +151,16 @@ STATUS = {"type": "string", "enum": list(schemas.STATUS.choices)}
 
 
 def test_the_parameters_have_the_limits_of_the_code() -> None:
-    fields = schemas.LIST_QUERY_SCHEMA.fields
-    limit, after = schemas.LIMIT, schemas.AFTER
+    fields = schemas.LIST_QUERY.fields
+    assert list(fields) == ["limit", "status", "after"]
+    [limit], [after] = fields["limit"].validators, fields["after"].validators
     size = integer(limit.min, limit.max, default=fields["limit"].load_default)
     last = integer(after.min, after.max, default=fields["after"].load_default)
-    assert list(fields) == ["limit", "status", "after"]
+    # Examples would be filled in by tools whose first try would then find nothing.
     assert OPERATIONS["listPets"]["parameters"] == [
-        {"name": "limit", "in": "query", "schema": size, "example": 2},
-        {"name": "status", "in": "query", "schema": STATUS, "example": "sold"},
-        {"name": "after", "in": "query", "schema": INT64 | last, "example": 1},
+        {"name": "limit", "in": "query", "schema": size},
+        {"name": "status", "in": "query", "schema": STATUS},
+        {"name": "after", "in": "query", "schema": INT64 | last},
     ]
     assert OPERATIONS["getPet"]["parameters"] == [
         {"name": "petId", "in": "path", "required": True, "schema": INT64, "example": 1}
@@ -234,7 +170,7 @@ def test_the_parameters_have_the_limits_of_the_code() -> None:
 def test_the_bodies_have_the_members_and_limits_of_the_code(
     client: FlaskClient,
 ) -> None:
-    in_code = schemas.NEW_PET_SCHEMA.fields.values()
+    in_code = schemas.NEW_PET.fields.values()
     fields = {field.data_key or field.name: field for field in in_code}
     new_pet = {
         "name": {"type": "string"},
@@ -279,7 +215,7 @@ def test_a_default_of_a_body_is_said_in_words_alone() -> None:
     """Types that are generated from a schema with a default require the member."""
     for operation in OPERATIONS.values():
         assert '"default":' not in json.dumps(operation.get("requestBody"))
-    words = f"`{schemas.NEW_PET_SCHEMA.fields['status'].load_default}` where it is left"
+    words = f"`{schemas.NEW_PET.fields['status'].load_default}` where it is left"
     new_pet = DOCUMENT["components"]["schemas"]["NewPet"]
     for node in (new_pet, new_pet["properties"]["status"]):
         assert words in node["description"]
@@ -289,14 +225,3 @@ def test_the_document_is_served_without_a_key(anonymous: FlaskClient) -> None:
     response = anonymous.get("/v1/openapi.json")
     assert (response.status_code, response.get_json()) == (200, DOCUMENT)
     assert set(response.headers.keys()) == ON_EVERY_ANSWER
-
-
-def test_nothing_beside_it_is_served_without_a_key(anonymous: FlaskClient) -> None:
-    for name in ("/openapi.json", "openapi.json/", "openapi.jso", "x.json"):
-        assert_error(anonymous.get(f"/v1/{name}"), 401, "missing_api_key")
-
-
-def test_under_a_prefix_the_server_carries_it(app: Flask) -> None:
-    client = Client(DispatcherMiddleware(Flask("outer"), {"/a b": app}))
-    document = client.get("/a b/v1/openapi.json").get_json()
-    assert document == DOCUMENT | {"servers": [{"url": "/a%20b/v1"}]}

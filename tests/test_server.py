@@ -1,6 +1,5 @@
 """The served program: the Procfile's command, in load, through faults, to its stop."""
 
-import json
 import random
 import resource
 import signal
@@ -28,7 +27,6 @@ from tests.service import (
     Answer,
     Service,
     environment,
-    send,
     serving,
 )
 
@@ -36,14 +34,6 @@ from tests.service import (
 @pytest.fixture
 def service(database: Path) -> Iterator[Service]:
     with serving(database) as service:
-        yield service
-        assert "Traceback" not in service.log()
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """One service for all tests that only send requests."""
-    with serving(tmp_path_factory.mktemp("served") / "pets.db") as service:
         yield service
         assert "Traceback" not in service.log()
 
@@ -59,134 +49,8 @@ def assert_unavailable(answer: Answer) -> None:
     assert answer.headers["Retry-After"] == "1"
 
 
-# Requests that no well-behaved client sends.
-
-POST = f"POST /v1/pets HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n".encode()
-POST_JSON = POST + b"Content-Type: application/json\r\n"
-POST_CHUNKED = POST_JSON + b"Transfer-Encoding: chunked\r\n\r\n"
-PET_BYTES = json.dumps(PET).encode()
-
-
-def chunk(data: bytes) -> bytes:
-    return b"%x\r\n%b\r\n" % (len(data), data)
-
-
-@pytest.mark.parametrize(
-    ("request_bytes", "status", "code"),
-    [
-        pytest.param(
-            POST_CHUNKED + chunk(PET_BYTES) + chunk(b""), 201, None, id="chunked"
-        ),
-        pytest.param(
-            POST_CHUNKED + chunk(PET_BYTES.ljust(65_536)) + chunk(b""),
-            201,
-            None,
-            id="chunked, 64 KiB",
-        ),
-        pytest.param(
-            POST_CHUNKED + chunk(PET_BYTES.ljust(65_536)) + chunk(b" ") + chunk(b""),
-            413,
-            b"body_too_large",
-            id="chunked, a byte more",
-        ),
-        pytest.param(
-            POST_JSON + b"Content-Length: 65537\r\n\r\n",
-            413,
-            b"body_too_large",
-            id="a length too large, before the body is there",
-        ),
-        pytest.param(
-            POST_JSON + b"Content-Length: 50\r\n\r\n" + PET_BYTES,
-            400,
-            b"malformed_body",
-            id="cut short",
-        ),
-        pytest.param(
-            POST_CHUNKED + chunk(PET_BYTES),
-            400,
-            b"malformed_body",
-            id="chunked, cut short",
-        ),
-        pytest.param(
-            POST_CHUNKED + b"xyz\r\n", 400, b"malformed_body", id="no chunk size"
-        ),
-        pytest.param(
-            POST_CHUNKED + b"5\r\n" + PET_BYTES,
-            400,
-            b"malformed_body",
-            id="chunk too long",
-        ),
-        pytest.param(
-            POST_JSON
-            + b"Transfer-Encoding: gzip, chunked\r\n\r\n"
-            + chunk(PET_BYTES)
-            + chunk(b""),
-            415,
-            b"unsupported_media_type",
-            id="chunked, said to be compressed",
-        ),
-        pytest.param(
-            POST_CHUNKED + chunk(b""),
-            400,
-            b"malformed_body",
-            id="chunked, nothing in it",
-        ),
-        pytest.param(
-            POST_JSON + b"Content-Length: 0\r\n\r\n",
-            400,
-            b"malformed_body",
-            id="length 0",
-        ),
-        pytest.param(POST_JSON + b"\r\n", 400, b"malformed_body", id="no length"),
-        pytest.param(
-            POST + b"Content-Length: 32\r\n\r\n" + PET_BYTES,
-            415,
-            b"unsupported_media_type",
-            id="no media type",
-        ),
-        pytest.param(
-            POST + b"Authorization: Bearer x\r\n\r\n",
-            401,
-            b"invalid_api_key",
-            id="two keys",
-        ),
-        pytest.param(
-            b"GET /v1/pets HTTP/1.1\r\nAuthorization: Bearer \xff\xfe\r\n\r\n",
-            401,
-            b"invalid_api_key",
-            id="a key that is not ASCII",
-        ),
-        pytest.param(
-            b"GET //v1/pets HTTP/1.1\r\nHost: x\r\n\r\n",
-            401,
-            b"missing_api_key",
-            id="two slashes in front",
-        ),
-        pytest.param(
-            b"GET /v1/pets HTTP/1.1\r\nHost: x\r\nSCRIPT_NAME: /y\r\n\r\n",
-            401,
-            b"missing_api_key",
-            id="a header that would move the application",
-        ),
-        pytest.param(
-            b"GET /v1%2Fpets/%00 HTTP/1.1\r\nHost: ]\r\n\r\n",
-            401,
-            b"missing_api_key",
-            id="an invalid host",
-        ),
-    ],
-)
-def test_the_answer_to_an_odd_request(
-    served: Service, request_bytes: bytes, status: int, code: bytes | None
-) -> None:
-    answer = send(served.port, request_bytes)
-    assert answer.startswith(b"HTTP/1.1 %d " % status)
-    assert b"\r\nContent-Type: application/json\r\n" in answer
-    assert code is None or b'{"code": "%b"' % code in answer
-
-
-def test_a_connection_is_kept_through_failures(served: Service) -> None:
-    with served.client() as client:
+def test_a_connection_is_kept_through_failures(service: Service) -> None:
+    with service.client() as client:
         client.connection.connect()
         local = client.connection.sock.getsockname()
         for method, path, body, status in [
@@ -242,8 +106,11 @@ def test_thirty_two_clients_at_once_all_get_their_answer(service: Service) -> No
     assert [pet["id"] for pet in service.all_pets()] == list(range(1, 161))
 
 
-def test_several_workers_start_at_once_on_a_file_to_be_made(database: Path) -> None:
-    with serving(database, [*COMMAND, "--workers", "4"]) as service:
+@pytest.mark.parametrize("options", [[], ["--preload"]])
+def test_several_workers_start_at_once_on_a_file_to_be_made(
+    database: Path, options: list[str]
+) -> None:
+    with serving(database, [*COMMAND, "--workers", "4", *options]) as service:
         service.wait_for_log("Booting worker", count=4)
 
         def work(_: int) -> list[Answer]:
@@ -254,12 +121,7 @@ def test_several_workers_start_at_once_on_a_file_to_be_made(database: Path) -> N
         assert sorted(answer.body["id"] for answer in answers) == list(range(1, 65))
         assert service.log().count("Booting worker") == 4
         assert service.stop() == 0
-
-
-def test_a_preloaded_application_is_served_too(database: Path) -> None:
-    with serving(database, [*COMMAND, "--workers", "2", "--preload"]) as service:
-        assert service.request("POST", "/v1/pets", PET).status == 201
-        assert len(service.all_pets()) == 1
+        assert not Path(f"{database}-wal").exists()
 
 
 # Faults.
@@ -374,21 +236,6 @@ def test_another_store_moved_over_the_file_under_load_costs_no_pet_of_either(
     assert acknowledged_later <= {pet["name"] for pet in new_pets}
 
 
-def test_a_file_that_is_moved_away_under_load_has_every_pet_even_after_kill_9(
-    service: Service, database: Path
-) -> None:
-    away = database.with_suffix(".away")
-    load = Load()
-    with load.until_kill_9(service):
-        database.rename(away)
-        assert_unavailable(service.request("GET", "/healthz"))
-        away.rename(database)
-        load.wait_for_news()
-        database.rename(away)
-        assert_unavailable(service.request("GET", "/healthz"))
-    load.assert_stored(pets_in(away))
-
-
 def test_writes_are_refused_in_time_and_reads_go_on_while_the_file_is_held(
     service: Service, database: Path
 ) -> None:
@@ -424,22 +271,6 @@ def test_a_full_disk_refuses_writes_until_there_is_room(service: Service) -> Non
 
 def large_pet() -> dict[str, object]:
     return {"name": random.randbytes(20_000).hex(), "categoryId": 1}
-
-
-def test_a_file_overwritten_under_the_service_is_never_an_empty_list(
-    service: Service, database: Path
-) -> None:
-    pets = [service.request("POST", "/v1/pets", PET).body for _ in range(3)]
-    for path in (database, Path(f"{database}-wal")):
-        path.write_bytes(random.randbytes(path.stat().st_size))
-    assert_unavailable(service.request("GET", "/healthz"))
-    for _ in range(3):
-        answer = service.request("GET", "/v1/pets")
-        if answer.body != pets:
-            assert_unavailable(answer)
-    service.stop()
-    run = subprocess.run(COMMAND, cwd=ROOT, env=service.environment, timeout=10)
-    assert run.returncode == 3
 
 
 # Start and stop.
