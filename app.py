@@ -107,7 +107,8 @@ def check_key() -> None:
 @api.after_app_request
 def add_headers(response: Response) -> Response:
     """Add what every answer has, and to OPTIONS what a browser asks for (CORS)."""
-    response.headers.extend(HEADERS)
+    for name, value in HEADERS:
+        response.headers.add(name, value)
     if request.method == "OPTIONS":
         response.headers.extend(PREFLIGHT_HEADERS)
         response.headers.add("Access-Control-Allow-Methods", ", ".join(response.allow))
