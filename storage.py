@@ -91,11 +91,11 @@ class PetStore:
 
     def __init__(self, path: str) -> None:
         """Open the file, or make it; one that is no pet store is left as it is."""
-        self.database = Database(Place(path))
-        self.queue = WriteQueue(self.database)
-        weakref.finalize(self, self.database.close)
         with _forking:
+            self.database = Database(Place(path))
+            self.queue = WriteQueue(self.database)
             _stores.add(self)
+        weakref.finalize(self, self.database.close)
 
     def list_page(
         self, *, limit: int, status: str | None, after: int
@@ -326,7 +326,7 @@ class Database:
                 raise
         else:
             if is_busy:
-                raise self._place.unavailable("another process reads the old one")
+                raise self._place.unavailable("another program still reads the old one")
         self._close()
 
     def _let_go_at_any_rate(self) -> None:
@@ -463,10 +463,11 @@ def _is_new(place: Place) -> bool:
     """Return whether there is nothing yet; if there is, look at it without a change."""
     if os.path.isdir(place.path):
         raise place.unavailable("it is a directory, not a file")
-    try:
-        if not os.stat(place.path).st_size:
-            return True
-    except FileNotFoundError:
+    if not _size(place.path):
+        wal = f"{os.path.realpath(place.path)}-wal"
+        if _size(wal):
+            # SQLite would delete it, and the pets that are only there.
+            raise place.unavailable(f"it is missing or empty, but {wal} is not")
         return True
     with closing(place.connect("ro", START_WAIT)) as connection:
         # Another process may be about to make it.
@@ -477,6 +478,13 @@ def _is_new(place: Place) -> bool:
         if verdict != "ok":
             raise place.unavailable(f"it is damaged: {' '.join(verdict.split())}")
     return False
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0
 
 
 def require_pet_store(place: Place, connection: sqlite3.Connection) -> None:
@@ -521,7 +529,7 @@ def _result_code(error: sqlite3.Error) -> int:
 # 2.6) nor a lock that some other thread holds.
 _stores: weakref.WeakSet[PetStore] = weakref.WeakSet()
 _paused: list[PetStore] = []
-# One fork at a time, and no new store meanwhile.
+# One fork at a time, and none while a store is made.
 _forking = threading.Lock()
 
 

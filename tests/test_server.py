@@ -106,11 +106,10 @@ def test_thirty_two_clients_at_once_all_get_their_answer(service: Service) -> No
     assert [pet["id"] for pet in service.all_pets()] == list(range(1, 161))
 
 
-@pytest.mark.parametrize("options", [[], ["--preload"]])
-def test_several_workers_start_at_once_on_a_file_to_be_made(
-    database: Path, options: list[str]
+def test_an_application_that_is_loaded_before_its_workers_serves_in_each(
+    database: Path,
 ) -> None:
-    with serving(database, [*COMMAND, "--workers", "4", *options]) as service:
+    with serving(database, [*COMMAND, "--workers", "4", "--preload"]) as service:
         service.wait_for_log("Booting worker", count=4)
 
         def work(_: int) -> list[Answer]:

@@ -375,7 +375,7 @@ def test_any_number_waits_for_a_slow_write_even_after_the_file_was_held(
 def test_a_pet_whose_transaction_has_begun_is_waited_for(
     file_client: FlaskClient, database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    evaluate_at_insert(database, "slow", count_to(2_300_000))
+    evaluate_at_insert(database, "slow", count_to(1_000_000))
     monkeypatch.setattr(storage, "WRITE_WAIT", 0.05)
     assert post(file_client, "slow").status_code == 201
 
@@ -383,7 +383,7 @@ def test_a_pet_whose_transaction_has_begun_is_waited_for(
 def test_a_pet_that_waits_for_a_slow_write_is_refused_in_time(
     file_client: FlaskClient, database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    evaluate_at_insert(database, "slow", count_to(3_000_000))
+    evaluate_at_insert(database, "slow", count_to(2_000_000))
     with ThreadPoolExecutor(1) as threads:
         slow = threads.submit(post, file_client, "slow")
         assert not wait([slow], timeout=0.05).done
@@ -547,6 +547,23 @@ def test_an_emptied_file_takes_no_pet_and_keeps_its_wal(
     os.truncate(database, 0)
     assert_unavailable(post(file_client), file_client.get("/healthz"))
     assert wal_of(database).read_bytes() == content
+
+
+@pytest.mark.parametrize("lose", [Path.unlink, lambda file: os.truncate(file, 0)])
+def test_nothing_starts_on_a_wal_that_has_lost_its_file(
+    file_client: FlaskClient, database: Path, lose: Callable[[Path], None]
+) -> None:
+    pet = add_pet(file_client)
+    copy, away = (database.with_suffix(suffix) for suffix in (".copy", ".away"))
+    copy_as_of_kill_9(database, copy)
+    shutil.copy(copy, away)
+    lose(copy)
+    with pytest.raises(
+        StartError, match=f"missing or empty, but {wal_of(copy)} is not"
+    ):
+        client_of(copy)
+    away.replace(copy)
+    assert all_pets(client_of(copy)) == [pet]
 
 
 def test_a_damaged_file_is_never_an_empty_list_and_opened_anew_once_mended(
