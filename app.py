@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -45,6 +46,14 @@ HEADERS = (
 PREFLIGHT_HEADERS = (
     ("Access-Control-Allow-Headers", "Authorization, Content-Type"),
     ("Access-Control-Max-Age", "7200"),
+)
+
+# What may run in the page: the script and the style that carry the nonce. It reaches
+# this service alone, and no other page can frame it.
+PAGE_POLICY = (
+    "default-src 'none'; connect-src 'self'; img-src data:; "
+    "script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 
 api = Blueprint("api", __name__)
@@ -177,6 +186,16 @@ def health() -> Response:
     """Say that the service works, if its store answers a query."""
     pet_store().check()
     return json_response(b'{"status": "ok"}')
+
+
+@api.get("/")
+def page() -> Response:
+    """Return the page on which a person tries the service."""
+    nonce = secrets.token_urlsafe(16)
+    with current_app.open_resource("index.html", "r", "utf-8") as file:
+        html = file.read().replace("{nonce}", nonce)
+    policy = PAGE_POLICY.format(nonce=nonce)
+    return Response(html, headers=[("Content-Security-Policy", policy)])
 
 
 def pet_store() -> PetStore:

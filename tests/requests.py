@@ -113,10 +113,12 @@ REQUESTS = [
     Request("", "", "OPTIONS", "/v1/x", {}, 404, NO_PATH),
     Request("", "", "TRACE", PETS, {}, 405, NOT_ALLOWED),
     Request("", "", "POST", REX, JSON, 405, NOT_ALLOWED),
+    Request("", "", "POST", "/", {}, 405, NOT_ALLOWED),
     Request("", "", "POST", "/healthz", {}, 405, NOT_ALLOWED),
     Request("", "", "GET", "/healthz", UPGRADE, 400, "bad_request"),
     Request("", "", "HEAD", PETS, {}, 200),
     Request("", "", "OPTIONS", PETS, {}, 200),
     Request("", "", "GET", "/healthz", {}, 200),
     Request("", "", "GET", OPENAPI, NO_KEY, 200),
+    Request("", "", "GET", "/", NO_KEY, 200),
 ]

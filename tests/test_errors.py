@@ -54,6 +54,7 @@ def test_an_answer_is_a_success_or_the_error_body_and_any_page_may_read_it(
         ("/v1/pets/1", "GET, HEAD, OPTIONS"),
         ("/v1/openapi.json", "GET, HEAD, OPTIONS"),
         ("/healthz", "GET, HEAD, OPTIONS"),
+        ("/", "GET, HEAD, OPTIONS"),
     ],
 )
 def test_a_refused_method_and_options_name_the_methods(
