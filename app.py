@@ -89,7 +89,12 @@ def create_app(config: Mapping[str, Any] | None = None) -> Flask:
     try:
         path = app.config["DATABASE"] or _default_database(app)
         app.extensions["pet_store"] = PetStore(os.fspath(path))
-    except (OSError, ValueError, StorageUnavailable) as error:
+    except OSError as error:
+        reason = (
+            f"PETSTORE_DATABASE is not set, and its default cannot be made: {error}"
+        )
+        raise StartError(f"{reason}. Set it, or let this user write there.") from error
+    except (TypeError, ValueError, StorageUnavailable) as error:
         raise StartError(f"PETSTORE_DATABASE: {error}.") from error
     errors.init_app(app)
     app.register_error_handler(StorageUnavailable, errors.storage_unavailable)
@@ -118,7 +123,7 @@ def add_headers(response: Response) -> Response:
     """Add what every answer has, and to OPTIONS what a browser asks for (CORS)."""
     for name, value in HEADERS:
         response.headers.add(name, value)
-    if request.method == "OPTIONS":
+    if request.method == "OPTIONS" and "Allow" in response.headers:
         response.headers.extend(PREFLIGHT_HEADERS)
         response.headers.add("Access-Control-Allow-Methods", ", ".join(response.allow))
     return response

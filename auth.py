@@ -23,7 +23,8 @@ def key_digests(setting: object) -> frozenset[bytes]:
         # No header can carry a line break (RFC 9110, section 5.5), and nobody types
         # the byte order mark that an editor has left.
         if not key.isprintable():
-            raise ValueError(f"key {number} has a character that no client can send")
+            reason = "has a character that no client can send; separate keys by commas"
+            raise ValueError(f"key {number} {reason}")
     return frozenset(sha256(key.encode()).digest() for key in keys)
 
 

@@ -1,9 +1,9 @@
 """What the service costs beside a bare Flask route: `python -m tests.benchmark`.
 
 Every figure is a ratio of two that are measured in turn; medians of many rounds are
-shown. In process, requests are called through WSGI, and beside them a bare route that
-returns a ready-made body of the same size. Through gunicorn, reads are compared with
-the bare route, and creates with the same service made to commit one pet at a time.
+shown. Requests are called through WSGI in one process, beside a bare route that returns
+a ready-made body of the same size. Creates are sent to gunicorn too, on disks whose
+sync takes longer, beside the same service made to commit one pet at a time.
 """
 
 import json
@@ -28,7 +28,7 @@ from werkzeug.test import create_environ
 
 import storage
 from app import create_app
-from tests.service import AUTHORIZED, COMMAND, KEY, Service, serving
+from tests.service import AUTHORIZED, COMMAND, KEY, serving
 
 SMALL, LARGE = 1_000, 1_000_000
 ROUNDS, CALLS = 40, 100
@@ -68,7 +68,6 @@ def bare_app() -> Flask:
             methods=["GET", "POST"],
         )
 
-    add("/healthz", {})
     add("/pet", pet)
     add("/pets20", [pet] * 20)
     add("/pets100", [pet] * 100)
@@ -207,32 +206,6 @@ def http(path: str, body: bytes = b"") -> bytes:
     return "\r\n".join([*head, "", ""]).encode() + body
 
 
-def megabytes(service: Service) -> float:
-    """Return the memory of a service's two processes; what they share counts once."""
-    rollups = [
-        Path(f"/proc/{process}/smaps_rollup").read_text()
-        for process in (service.process.pid, service.worker())
-    ]
-    return sum(int(text.partition("\nPss:")[2].split()[0]) for text in rollups) / 1024
-
-
-def reads(folder: Path) -> None:
-    """Measure reads of a large store beside bare routes that are served alike."""
-    store = filled_store(folder, LARGE)
-    bare_command = [*COMMAND[:-1], "tests.benchmark:bare_app()"]
-    with serving(store) as ours, serving(folder / "bare.db", bare_command) as bare:
-        show("reads, connections", "requests", "bare route", "ratio")
-        for name, path, bare_path in [
-            ("list 20", "/v1/pets", "/pets20"),
-            ("list 100", "/v1/pets?limit=100", "/pets100"),
-            ("get", f"/v1/pets/{LARGE // 2}", "/pet"),
-        ]:
-            for connections in (8, 32):
-                targets = [(ours.port, http(path)), (bare.port, http(bare_path))]
-                compare(name, targets, connections)
-        show("memory", f"{megabytes(ours):.0f} MB", f"{megabytes(bare):.0f} MB")
-
-
 def one_commit_a_pet() -> Flask:
     """Return the service, changed to take one pet at a time from those that wait."""
 
@@ -271,5 +244,4 @@ if __name__ == "__main__":
     with TemporaryDirectory(dir=memory) as folder:
         in_process(Path(folder))
     with TemporaryDirectory() as folder:
-        reads(Path(folder))
         creates(Path(folder))

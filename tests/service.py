@@ -121,11 +121,7 @@ class Service:
         return Client(self.port, timeout)
 
     def request(
-        self,
-        method: str,
-        path: str,
-        body: object = None,
-        timeout: float = PATIENCE,
+        self, method: str, path: str, body: object = None, timeout: float = PATIENCE
     ) -> Answer:
         """Send one request on a new connection."""
         with self.client(timeout) as client:

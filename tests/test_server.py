@@ -2,13 +2,11 @@
 
 import random
 import resource
-import signal
 import sqlite3
 import subprocess
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from http.client import HTTPException
@@ -38,30 +36,9 @@ def service(database: Path) -> Iterator[Service]:
         assert "Traceback" not in service.log()
 
 
-def in_threads(count: int, work: Callable[[int], object]) -> list[object]:
-    """Run work(0), work(1) and so on at once; raise what any of them raises."""
-    with ThreadPoolExecutor(count) as threads:
-        return list(threads.map(work, range(count)))
-
-
 def assert_unavailable(answer: Answer) -> None:
     assert (answer.status, answer.body["code"]) == (503, "storage_unavailable")
     assert answer.headers["Retry-After"] == "1"
-
-
-def test_a_connection_is_kept_through_failures(service: Service) -> None:
-    with service.client() as client:
-        client.connection.connect()
-        local = client.connection.sock.getsockname()
-        for method, path, body, status in [
-            ("GET", "/v1/pets", None, 200),
-            ("POST", "/v1/pets", {"name": 1}, 400),
-            ("GET", "/v1/pets/0", None, 404),
-            ("POST", "/healthz", {"unread": "x" * 1000}, 405),
-            ("POST", "/v1/pets", PET, 201),
-        ]:
-            assert client.request(method, path, body).status == status
-            assert client.connection.sock.getsockname() == local
 
 
 def test_the_settings_of_the_platform_bind_but_do_not_multiply() -> None:
@@ -87,40 +64,6 @@ def test_the_settings_of_the_platform_bind_but_do_not_multiply() -> None:
 
 
 # Load.
-
-
-def test_thirty_two_clients_at_once_all_get_their_answer(service: Service) -> None:
-    def work(number: int) -> list[int]:
-        with service.client() as client:
-            return [
-                client.request("POST", "/v1/pets", PET).status
-                if (number + step) % 2
-                else client.request("GET", "/v1/pets").status
-                for step in range(10)
-            ]
-
-    answers = Counter(
-        status for statuses in in_threads(32, work) for status in statuses
-    )
-    assert answers == {200: 160, 201: 160}
-    assert [pet["id"] for pet in service.all_pets()] == list(range(1, 161))
-
-
-def test_an_application_that_is_loaded_before_its_workers_serves_in_each(
-    database: Path,
-) -> None:
-    with serving(database, [*COMMAND, "--workers", "4", "--preload"]) as service:
-        service.wait_for_log("Booting worker", count=4)
-
-        def work(_: int) -> list[Answer]:
-            return [service.request("POST", "/v1/pets", PET) for _ in range(4)]
-
-        answers = [answer for some in in_threads(16, work) for answer in some]
-        assert Counter(answer.status for answer in answers) == {201: 64}
-        assert sorted(answer.body["id"] for answer in answers) == list(range(1, 65))
-        assert service.log().count("Booting worker") == 4
-        assert service.stop() == 0
-        assert not Path(f"{database}-wal").exists()
 
 
 # Faults.
@@ -299,26 +242,3 @@ def test_sigterm_lets_every_request_finish(service: Service) -> None:
     with closing(sqlite3.connect(service.database)) as connection:
         [(stored,)] = connection.execute("SELECT count(*) FROM pets")
     assert stored == answered
-
-
-def test_sighup_loses_no_request(service: Service) -> None:
-    first = service.worker()
-    replaced = threading.Event()
-
-    def work(_: int) -> Counter[int]:
-        """Send requests, each on a connection of its own, until all is replaced."""
-        answers: Counter[int] = Counter()
-        while not replaced.is_set():
-            answers[service.request("POST", "/v1/pets", PET).status] += 1
-        return answers
-
-    with ThreadPoolExecutor(8) as threads:
-        counts = [threads.submit(work, number) for number in range(8)]
-        try:
-            service.process.send_signal(signal.SIGHUP)
-            service.wait_for_log(rf"Worker exiting \(pid: {first}\)")
-        finally:
-            replaced.set()
-    answers = sum((count.result() for count in counts), Counter())
-    assert answers == {201: len(service.all_pets())}
-    assert service.worker() != first

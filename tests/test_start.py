@@ -70,8 +70,7 @@ def test_a_key_that_no_client_can_send_is_told_by_its_number(
     keys: str, number: int
 ) -> None:
     line = refusal(API_KEYS=keys, DATABASE=":memory:")
-    reason = f"key {number} has a character that no client can send."
-    assert line == f"PETSTORE_API_KEYS: {reason}"
+    assert line.startswith(f"PETSTORE_API_KEYS: key {number} has a character that no ")
 
 
 # The database.
@@ -89,24 +88,9 @@ def no_folder(path: Path) -> None:
     path.parent.rmdir()
 
 
-def a_file_as_folder(path: Path) -> None:
-    path.parent.rmdir()
-    path.parent.touch()
-
-
 def a_newer_schema(path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA user_version = 2")
-
-
-def a_newer_schema_killed_in_mid_write(path: Path) -> None:
-    newer = path.with_suffix(".newer")
-    with closing(sqlite3.connect(newer)) as connection:
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("CREATE TABLE pets (id INTEGER PRIMARY KEY)")
-        connection.execute("PRAGMA user_version = 2")
-        for suffix in ("", "-wal"):
-            shutil.copy(f"{newer}{suffix}", f"{path}{suffix}")
 
 
 def the_file_of_another_program(path: Path) -> None:
@@ -139,9 +123,7 @@ OTHER = "it is no pet store of this version: its user_version is"
         (not_a_database, r"file is not a database\."),
         (a_directory, r"it is a directory, not a file\."),
         (no_folder, f"unable to open database file{HINT}"),
-        (a_file_as_folder, f".*Not a directory.*{HINT}"),
         (a_newer_schema, rf"{OTHER} 2, not 1\."),
-        (a_newer_schema_killed_in_mid_write, rf"{OTHER} 2, not 1\."),
         (the_file_of_another_program, rf"{OTHER} 0, not 1\."),
         (another_table_of_pets, "no such column: name.*"),
         (a_damaged_page, r"it is damaged: \*\*\* in database main \*\*\* .*"),
@@ -165,16 +147,20 @@ def test_an_unusable_database_is_named_and_left_as_it_was(
     assert list(filter(None, contents())) == before
 
 
-def test_a_path_with_nul_is_refused(tmp_path: Path) -> None:
-    line = refusal(API_KEYS=KEY, DATABASE=str(tmp_path / "pets\0.db"))
-    assert line == "PETSTORE_DATABASE: embedded null byte."
+@pytest.mark.parametrize("path", ["pets\0.db", "pets\ud800.db", b"pets.db", 7])
+def test_a_database_that_is_no_path_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: object
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = refusal(API_KEYS=KEY, DATABASE=path)
+    assert line.startswith("PETSTORE_DATABASE: ")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_default_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (copy_of_the_checkout(tmp_path) / "instance").touch()
     line = line_of(["flask", "run"], tmp_path, PETSTORE_API_KEYS=KEY)
-    assert line.startswith("Error: PETSTORE_DATABASE")
+    assert line.startswith("Error: PETSTORE_DATABASE is not set, and its default ")
     assert f"{tmp_path}/instance" in line
 
 
@@ -279,22 +265,6 @@ def test_a_start_waits_for_another_that_writes_to_the_file(database: Path) -> No
         other.execute("PRAGMA journal_mode = DELETE")
         other.execute("BEGIN IMMEDIATE")
         assert pets_after(database, lambda: other.execute("COMMIT")) == [pet]
-
-
-def test_a_start_waits_for_another_that_makes_the_tables(tmp_path: Path) -> None:
-    client_of(tmp_path / "other.db")
-    with closing(sqlite3.connect(tmp_path / "other.db")) as connection:
-        made = connection.execute(
-            "SELECT sql FROM sqlite_schema WHERE name NOT LIKE 'sqlite_%'"
-        ).fetchall()
-    database = tmp_path / "pets.db"
-    with closing(sqlite3.connect(database, isolation_level=None)) as other:
-        other.execute("PRAGMA journal_mode = WAL")
-        other.execute("BEGIN IMMEDIATE")
-        for (statement,) in made:
-            other.execute(statement)
-        other.execute("PRAGMA user_version = 1")
-        assert pets_after(database, lambda: other.execute("COMMIT")) == []
 
 
 def pets_after(database: Path, release: Callable[[], object]) -> object:
