@@ -48,14 +48,6 @@ PREFLIGHT_HEADERS = (
     ("Access-Control-Max-Age", "7200"),
 )
 
-# What may run in the page: the script and the style that carry the nonce. It reaches
-# this service alone, and no other page can frame it.
-PAGE_POLICY = (
-    "default-src 'none'; connect-src 'self'; img-src data:; "
-    "script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-
 api = Blueprint("api", __name__)
 
 
@@ -193,13 +185,18 @@ def health() -> Response:
     return json_response(b'{"status": "ok"}')
 
 
-@api.get("/")
+# Under a prefix, /store is the page too: a redirect to /store/ would trust the Host.
+@api.get("/", strict_slashes=False)
 def page() -> Response:
-    """Return the page on which a person tries the service."""
+    """Return the page for people; nothing runs in it but what carries the nonce."""
     nonce = secrets.token_urlsafe(16)
+    policy = (
+        f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; "
+        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    )
     with current_app.open_resource("index.html", "r", "utf-8") as file:
         html = file.read().replace("{nonce}", nonce)
-    policy = PAGE_POLICY.format(nonce=nonce)
     return Response(html, headers=[("Content-Security-Policy", policy)])
 
 
