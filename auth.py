@@ -31,8 +31,8 @@ def key_digests(setting: object) -> frozenset[bytes]:
 def require_key(digests: frozenset[bytes]) -> None:
     """Raise the 401 that applies unless the request carries a valid key (RFC 6750).
 
-    Looking up a digest takes a time that depends on the digest alone, and nobody can
-    choose a key whose digest is close to that of a valid one: timing tells nothing.
+    Digests need no compare_digest: whoever chooses a key cannot choose its digest, so
+    the time that the comparison takes tells nothing.
     """
     # request.authorization would cut a key in two at a "=" in its middle.
     scheme, _, key = request.headers.get("Authorization", "").partition(" ")

@@ -45,8 +45,8 @@ class ServiceError(HTTPException):
 def init_app(app: Flask) -> None:
     """Let every failure of the application end in the Error body.
 
-    Flask logs a crash, wraps it as a 500 and passes it to this same handler. One for
-    Exception would take the crash before it is logged.
+    Flask logs a crash, wraps it as a 500 and passes it to this same handler. A handler
+    for Exception would get the crash before it is logged.
     """
     app.register_error_handler(HTTPException, error_response)
 

@@ -16,8 +16,8 @@ workers = 1
 # More than may wait to write while another program holds the database: some are left
 # for reads.
 threads = 16
-# With as many that are about to be closed, well below 256, which macOS allows to be
-# open: past its limit of open files, the worker would end.
+# With the 50 that linger, below the 256 files that macOS lets a process open: past its
+# limit, the worker would end.
 worker_connections = 100
 
 # On standard output: address, time, request, status, bytes of the body, seconds. There

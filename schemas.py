@@ -51,6 +51,7 @@ class NewPet(Schema):
     """The contract's NewPet."""
 
     name = fields.String(required=True, validate=_require_encodable)
+    # Strict: without it, 1.5 would become 1.
     category_id = fields.Integer(
         data_key="categoryId", required=True, strict=True, validate=INT64
     )
@@ -136,8 +137,8 @@ def _check_size(size: int) -> None:
 
 
 def _read_body() -> bytes:
-    # The stream of Flask's own server shortens a buffer that it has been lent, which
-    # ends the process (SIGSEGV); it cannot shorten the one of a BufferedReader.
+    # Flask's own server crashes (SIGSEGV) where its stream is read directly and a chunk
+    # is shorter than it says; through a BufferedReader it does not.
     stream: Any = request.stream
     if isinstance(stream, io.RawIOBase):
         stream = io.BufferedReader(stream)
@@ -180,7 +181,7 @@ def _number(literal: str) -> int | Decimal:
         number = Decimal(literal)
     except InvalidOperation:
         return Decimal("NaN")  # its exponent is past what decimal can hold
-    # A whole number can have a billion digits: past any int64, it stays what it is.
+    # A whole number can have a billion digits: far past any int64, it stays as it is.
     if -(10**20) < number < 10**20 and number == int(number):
         return int(number)
     return number

@@ -34,7 +34,8 @@ CREATE_SCHEMA = f"""
     COMMIT;
 """
 
-# The one definition of a pet's JSON: SQLite renders it, nothing takes it apart again.
+# The one definition of a pet's JSON: SQLite renders it, nothing takes it apart again,
+# and all text comes as bytes (see Place.connect).
 PET = "json_object('id', id, 'name', name, 'categoryId', category_id, 'status', status)"
 
 INSERT_PET = f"""
@@ -43,9 +44,6 @@ INSERT_PET = f"""
     RETURNING id, {PET}
 """
 SELECT_PET = f"SELECT {PET} FROM pets WHERE id = :id"
-SELECT_VERSION_AND_TABLES = """
-    SELECT user_version, (SELECT count(*) FROM sqlite_schema) FROM pragma_user_version
-"""
 SELECT_ANY = "SELECT id, name, category_id, status FROM pets LIMIT 1"
 
 
@@ -57,14 +55,15 @@ def _select_page(condition: str) -> str:
     `last` finds none, all pets that are left belong to the page. (To limit the pets
     themselves, in a subquery, is slower.)
     """
-    last = f"""
+    last_and_next = f"""
         SELECT id FROM pets WHERE id > :after {condition}
-        ORDER BY id LIMIT 1 OFFSET :limit - 1
+        ORDER BY id LIMIT 2 OFFSET :limit - 1
     """
-    last_and_next = last.replace("LIMIT 1", "LIMIT 2")
+    last = last_and_next.replace("LIMIT 2", "LIMIT 1")
     return f"""
         SELECT
             json_group_array({PET}),
+            -- NULL where there are not two: this is the last page.
             (SELECT CASE count(*) WHEN 2 THEN min(id) END FROM ({last_and_next}))
         FROM pets
         WHERE id > :after {condition} AND id <= ifnull(({last}), {2**63 - 1})
@@ -91,11 +90,9 @@ class PetStore:
 
     def __init__(self, path: str) -> None:
         """Open the file, or make it; one that is no pet store is left as it is."""
-        with _forking:
-            self.database = Database(Place(path))
-            self.queue = WriteQueue(self.database)
-            _stores.add(self)
-        weakref.finalize(self, self.database.close)
+        self.database = Database(Place(path))
+        self.queue = WriteQueue(self.database)
+        _look_after(self)
 
     def list_page(
         self, *, limit: int, status: str | None, after: int
@@ -106,6 +103,7 @@ class PetStore:
         """
         sql = SELECT_PAGE if status is None else SELECT_PAGE_OF_STATUS
         values = {"limit": limit, "status": status, "after": after}
+        # There is always one row, of an empty array where there are no pets.
         pets, last_id = self.database.read(sql, values)[0]
         return pets, last_id
 
@@ -137,6 +135,20 @@ WRITE_WAIT = 5.0
 SEATS = 8
 
 
+# SQLite's result codes (sqlite.org/rescode.html). The others tell of a bug.
+DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+NOT_ALLOWED = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY}
+OF_THE_DATABASE = DAMAGED | NOT_ALLOWED
+OF_THE_DATABASE |= {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}
+OF_THE_DATABASE |= {sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
+
+
+def _result_code(error: sqlite3.Error) -> int:
+    # It is the lowest byte of the extended one; errors of the module itself have none.
+    code: int = getattr(error, "sqlite_errorcode", 0)
+    return code & 0xFF
+
+
 class DatabaseBusy(StorageUnavailable):
     """Another process writes to the file."""
 
@@ -154,7 +166,7 @@ class WriteQueue:
         self._lock = threading.Lock()
         self._waiting: dict[Future[Rows], tuple[str, Values]] = {}
         self._is_stalled = False
-        self._thread = ThreadPoolExecutor(1, "write")
+        self._executor = ThreadPoolExecutor(1, "write")
 
     def write(self, sql: str, values: Values) -> Rows:
         """Return the rows of a statement once what it wrote is on the disk.
@@ -168,7 +180,8 @@ class WriteQueue:
                 if self._is_stalled and len(self._waiting) >= SEATS:
                     raise StorageUnavailable("the database is busy, and many wait")
                 self._waiting[write] = sql, values
-            self._thread.submit(self._store_all)
+            # Where this write is taken along by another, there will be nothing to do.
+            self._executor.submit(self._store_all)
             return write.result(WRITE_WAIT)
         except (TimeoutError, RuntimeError) as error:
             # RuntimeError: no thread takes work where the interpreter ends.
@@ -198,10 +211,13 @@ class WriteQueue:
                         connection.execute(*statement).fetchall()
                         for statement in taken.values()
                     ]
+            except DatabaseBusy as error:
+                # Another process writes: the first may go on waiting.
+                self._is_stalled = True
+                for write in taken or self._take(SEATS):
+                    write.set_exception(error)
             except Exception as error:
-                # While another process writes, the first may go on waiting.
-                self._is_stalled = isinstance(error, DatabaseBusy)
-                for write in taken or self._take(SEATS if self._is_stalled else 0):
+                for write in taken or self._take(0):
                     write.set_exception(error)
             else:
                 for write, rows in zip(taken, outcomes, strict=True):
@@ -210,11 +226,14 @@ class WriteQueue:
     def _take(self, first: int) -> dict[Future[Rows], tuple[str, Values]]:
         """Return what waits from `first` on; from now on it cannot be withdrawn."""
         with self._lock:
-            return {
-                write: self._waiting.pop(write)
-                for write in list(self._waiting)[first:]
-                if write.set_running_or_notify_cancel()
-            }
+            writes = list(self._waiting)[first:]
+            taken = {write: self._waiting.pop(write) for write in writes}
+        # What has been withdrawn, but has not left by itself yet, is left out.
+        return {
+            write: statement
+            for write, statement in taken.items()
+            if write.set_running_or_notify_cancel()
+        }
 
 
 class Connections(NamedTuple):
@@ -237,11 +256,13 @@ class Database:
     def __init__(self, place: Place) -> None:
         self._place = place
         self._connections: Connections | None = None
-        # Reentrant: a store that is dropped is closed by any thread, even by its own.
+        # Reentrant: a dropped store is closed by any thread, even one that has a lock.
         self._writing = threading.RLock()
         # In memory, SQLite lets nobody read while another writes.
         self._reading = self._writing if place.is_in_memory else threading.RLock()
-        prepare(place)
+        # No fork may carry along the connections that this opens.
+        with _forking:
+            prepare(place)
 
     def read(self, sql: str, values: Values) -> Rows:
         """Return the rows of a query on the files that are at the path now."""
@@ -348,7 +369,7 @@ class Database:
             self._connections = self._connections._replace(identity=None)
         if code == sqlite3.SQLITE_BUSY:
             return DatabaseBusy(self._place.unavailable(error))
-        return self._place.unavailable(error) if code in OF_THE_FILES else error
+        return self._place.unavailable(error) if code in OF_THE_DATABASE else error
 
 
 class Place:
@@ -451,10 +472,12 @@ def prepare(place: Place) -> None:
             enter_wal(place, connection, START_WAIT)
             if is_new:
                 connection.executescript(CREATE_SCHEMA)
+        if not (place.is_in_memory or os.access(place.path, os.W_OK)):
+            raise place.unavailable("this user may not write to it")
     except (sqlite3.Error, OSError) as error:
-        may_not = isinstance(error, OSError) or _result_code(error) in NOT_ALLOWED
+        is_refused = isinstance(error, OSError) or _result_code(error) in NOT_ALLOWED
         hint = " (is its folder there, and may this user write to both?)"
-        raise place.unavailable(f"{error}{hint if may_not else ''}") from error
+        raise place.unavailable(f"{error}{hint if is_refused else ''}") from error
     if is_new and not place.is_in_memory:
         logging.getLogger(__name__).warning("Made a new database: %s", place.path)
 
@@ -467,11 +490,13 @@ def _is_new(place: Place) -> bool:
         wal = f"{os.path.realpath(place.path)}-wal"
         if _size(wal):
             # SQLite would delete it, and the pets that are only there.
-            raise place.unavailable(f"it is missing or empty, but {wal} is not")
+            reason = f"it is gone or empty, but {wal} is not"
+            raise place.unavailable(f"{reason}; bring it back, or move that away")
         return True
     with closing(place.connect("ro", START_WAIT)) as connection:
         # Another process may be about to make it.
-        if connection.execute(SELECT_VERSION_AND_TABLES).fetchone() == (0, 0):
+        tables = connection.execute("SELECT 1 FROM sqlite_schema").fetchone()
+        if not tables and _user_version(connection) == 0:
             return True
         require_pet_store(place, connection)
         verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0].decode()
@@ -489,11 +514,16 @@ def _size(path: str) -> int:
 
 def require_pet_store(place: Place, connection: sqlite3.Connection) -> None:
     """Raise unless a connection leads to a pet store of this version."""
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    version = _user_version(connection)
     if version != SCHEMA_VERSION:
         found = f"its user_version is {version}, not {SCHEMA_VERSION}"
         raise place.unavailable(f"it is no pet store of this version: {found}")
     connection.execute(SELECT_ANY).fetchall()
+
+
+def _user_version(connection: sqlite3.Connection) -> int:
+    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    return version
 
 
 def enter_wal(place: Place, connection: sqlite3.Connection, wait: float) -> None:
@@ -511,26 +541,19 @@ def enter_wal(place: Place, connection: sqlite3.Connection, wait: float) -> None
         raise place.unavailable("its file system does not support WAL")
 
 
-# SQLite's result codes (sqlite.org/rescode.html). The others tell of a bug.
-DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
-NOT_ALLOWED = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY}
-OF_THE_FILES = DAMAGED | NOT_ALLOWED
-OF_THE_FILES |= {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}
-OF_THE_FILES |= {sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
-
-
-def _result_code(error: sqlite3.Error) -> int:
-    # It is the lowest byte of the extended one; errors of the module itself have none.
-    code: int = getattr(error, "sqlite_errorcode", 0)
-    return code & 0xFF
-
-
 # A fork must carry along neither a connection (sqlite.org/howtocorrupt.html, section
 # 2.6) nor a lock that some other thread holds.
 _stores: weakref.WeakSet[PetStore] = weakref.WeakSet()
 _paused: list[PetStore] = []
 # One fork at a time, and none while a store is made.
 _forking = threading.Lock()
+
+
+def _look_after(store: PetStore) -> None:
+    """Close a store once it is dropped, and let go of its files before a fork."""
+    weakref.finalize(store, store.database.close)
+    with _forking:
+        _stores.add(store)
 
 
 def _before_fork() -> None:

@@ -57,7 +57,7 @@ with TemporaryDirectory() as profile:
         send(LIST, "#key:focus", f"not {KEY} é€")
         see(f"{LIST} [role=status]", "invalid_api_key")
         send(LIST)
-        see(f"{LIST} [role=status]", "Begin with POST /pets")
+        see(f"{LIST} [role=status]", "To add one: POST /pets")
         for (name, number), row in zip(PETS, ROWS, strict=True):
             send(ADD, "textarea", json.dumps({"name": name, "categoryId": number}))
             see(f"{LIST} .new td", *row)

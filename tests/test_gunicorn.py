@@ -204,7 +204,7 @@ def test_clients_that_leave_closed_connections_open_hold_up_nobody(
             connection.sendall(CLOSE)
 
         def list_pets(_: int) -> int:
-            return service.request("GET", "/v1/pets", timeout=1).status
+            return service.request("GET", "/v1/pets", timeout=5).status
 
         with ThreadPoolExecutor(8) as threads:
             assert list(threads.map(list_pets, range(8))) == [200] * 8

@@ -160,7 +160,7 @@ def test_a_database_that_is_no_path_is_refused(
 def test_a_default_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (copy_of_the_checkout(tmp_path) / "instance").touch()
     line = line_of(["flask", "run"], tmp_path, PETSTORE_API_KEYS=KEY)
-    assert line.startswith("Error: PETSTORE_DATABASE is not set, and its default ")
+    assert line.startswith("Error: PETSTORE_DATABASE: it is not set, and its default ")
     assert f"{tmp_path}/instance" in line
 
 

@@ -12,7 +12,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from itertools import count, islice
@@ -398,6 +398,31 @@ def test_pets_that_were_refused_leave_their_seats_and_are_not_stored_later(
     assert len(ids) == 8
 
 
+def test_a_pet_that_is_being_withdrawn_takes_no_other_with_it(
+    file_client: FlaskClient, database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class SlowToLeave(Future[Any]):
+        def cancel(self) -> bool:
+            if is_cancelled := super().cancel():
+                time.sleep(0.5)
+            return is_cancelled
+
+    monkeypatch.setattr(storage, "Future", SlowToLeave)
+    monkeypatch.setattr(storage, "WRITE_WAIT", 0.1)
+    with ThreadPoolExecutor(2) as threads:
+        with held(database):
+            withdrawn = threads.submit(post, file_client)
+            assert not wait([withdrawn], timeout=0.2).done
+            monkeypatch.setattr(storage, "WRITE_WAIT", PATIENCE)
+            other = threads.submit(post, file_client)
+            assert not wait([withdrawn, other], timeout=0.1).done
+        assert other.result().get_json()["id"] == 1
+        assert add_pet(file_client)["id"] == 2
+        assert not withdrawn.done()
+    assert_unavailable(withdrawn.result())
+    assert len(all_pets(file_client)) == 2
+
+
 @contextmanager
 def interrupted() -> Iterator[None]:
     """Interrupt a `with` block as Ctrl-C would, after a moment."""
@@ -547,9 +572,7 @@ def test_nothing_starts_on_a_wal_that_has_lost_its_file(
     copy_as_of_kill_9(database, copy)
     shutil.copy(copy, away)
     lose(copy)
-    with pytest.raises(
-        StartError, match=f"missing or empty, but {wal_of(copy)} is not"
-    ):
+    with pytest.raises(StartError, match=f"gone or empty, but {wal_of(copy)} is not"):
         client_of(copy)
     away.replace(copy)
     assert all_pets(client_of(copy)) == [pet]
