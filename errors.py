@@ -1,7 +1,6 @@
 """The Error body: the one place where code, message and status are put together."""
 
 import json
-import re
 from collections.abc import Iterable
 from http.client import responses
 
@@ -83,7 +82,7 @@ def standard_error_body(status: int, methods: Iterable[str] = ()) -> str:
     message names the methods that are allowed, if any: curl does not show Allow.
     """
     phrase = responses.get(status, "Unknown Error")
-    standard = re.sub("[^a-z]+", "_", phrase.lower()), f"{phrase}."
+    standard = (phrase.lower().replace(" ", "_"), f"{phrase}.")
     code, message = STANDARD_ERRORS.get(status, standard)
     if methods:
         message = f"{message} It takes {', '.join(sorted(methods))}."

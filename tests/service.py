@@ -6,6 +6,7 @@ import os
 import re
 import resource
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -36,6 +37,27 @@ def environment(**settings: str) -> dict[str, str]:
     """Return an environment with nothing of the caller's but what programs need."""
     scripts = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return {"PATH": scripts, "PYTHONDONTWRITEBYTECODE": "1", **settings}
+
+
+def run(
+    *command: str, folder: Path = ROOT, **settings: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a program in a folder with these settings, and return what it said."""
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=environment(**settings),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+
+
+def copy_of_the_checkout(folder: Path) -> Path:
+    """Copy what the service consists of to a folder, and return it."""
+    for file in (*ROOT.glob("*.py"), ROOT / "openapi.json", ROOT / "index.html"):
+        shutil.copy(file, folder)
+    return folder
 
 
 def read_all(connection: socket.socket) -> bytes:

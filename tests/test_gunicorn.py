@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -23,6 +22,7 @@ from tests.service import (
     PATIENCE,
     ROOT,
     Service,
+    copy_of_the_checkout,
     environment,
     read_all,
     send,
@@ -86,21 +86,15 @@ def chunks(*parts: bytes) -> bytes:
 REFUSED = {
     "no HTTP": (b"hello" + END, 400),
     "TLS": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + END, 400),
-    "HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM" + END, 400),
     "version 0.9": (b"GET /" + END, 400),
-    "version x": (b"GET / HTTP/x\r\n" + HOST + b"\r\n", 400),
     "method in small letters": (b"get / HTTP/1.1\r\n" + HOST + b"\r\n", 400),
-    "method with @": (b"G@T / HTTP/1.1\r\n" + HOST + b"\r\n", 400),
     "NUL in the path": (b"GET /\0 HTTP/1.1\r\n" + HOST + b"\r\n", 400),
     "raw UTF-8 in the path": (b"GET /\xc3\xa9 HTTP/1.1\r\n" + HOST + b"\r\n", 400),
-    "LF alone": (b"GET / HTTP/1.1\nHost: x\n\n", 400),
     "folded header": (GET + b"A: b\r\n c" + END, 400),
     "header without a name": (GET + b": b" + END, 400),
     "space before the colon": (GET + b"A : b" + END, 400),
-    "NUL in a header": (GET + b"A: \0" + END, 400),
     "HEAD, nameless header": (b"HEAD / HTTP/1.1\r\n" + HOST + b": b" + END, 400),
     "length that is no number": (POST + b"Content-Length: x" + END, 400),
-    "negative length": (POST + b"Content-Length: -1" + END, 400),
     "two lengths": (POST + b"Content-Length: 1\r\nContent-Length: 2" + END + b"1", 400),
     "length and chunks": (POST + b"Content-Length: 1\r\n" + CHUNKED, 400),
     "two hosts": (GET + HOST + b"\r\n", 400),
@@ -271,16 +265,13 @@ HOSTILE = {
     "nothing": GET + b"\r\n",
     "user name": GET + b"Authorization: Basic " + USER + END,
     "path": b"GET /%0aFORGED%0d%0a%1b[31m%9b HTTP/1.1\r\n" + HOST + b"\r\n",
-    "raw path": b"GET /\x1b[31m\x9b31m HTTP/1.1\r\n" + HOST + b"\r\n",
     "query": b'GET /"?%0aFORGED%1b[31m HTTP/1.1\r\n' + HOST + b"\r\n",
     "agent": GET + b"User-Agent: x\x85FORGED\x1b[31m\r\nReferer: x\x9b31m\tF" + END,
     "host": b"GET / HTTP/1.1\r\nHost: \x9b31m" + END,
     "method": b"FORGED\x1b[31m\x9b\x85 / HTTP/1.1\r\n" + HOST + b"\r\n",
     "protocol": b"GET / HTTP/1.1\x1b[31m\r\n" + HOST + b"\r\n",
-    "LF": b"GET /\nFORGED HTTP/1.1\r\n" + HOST + b"\r\n",
     "name of a header": GET + b"A\x1b[31m\x9b: b" + END,
     "expectation": GET + b"Expect: x\x9b31m\x85FORGED" + END,
-    "length": POST + b"Content-Length: \x9b31m\x85FORGED" + END,
 }
 
 
@@ -311,8 +302,7 @@ def test_a_log_that_cannot_be_written_tells_no_key(database: Path) -> None:
 
 
 def test_a_reload_serves_the_code_as_it_is_now(tmp_path: Path) -> None:
-    for file in (*ROOT.glob("*.py"), ROOT / "openapi.json"):
-        shutil.copy(file, tmp_path)
+    copy_of_the_checkout(tmp_path)
     config = str(tmp_path / "gunicorn.conf.py")
     command = [*COMMAND, "--chdir", str(tmp_path), "--config", config]
 

@@ -3,7 +3,6 @@
 import random
 import resource
 import sqlite3
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -21,10 +20,9 @@ from tests.service import (
     COMMAND,
     KEY,
     PATIENCE,
-    ROOT,
     Answer,
     Service,
-    environment,
+    run,
     serving,
 )
 
@@ -42,18 +40,13 @@ def assert_unavailable(answer: Answer) -> None:
 
 
 def test_the_settings_of_the_platform_bind_but_do_not_multiply() -> None:
-    settings = subprocess.run(
-        [*COMMAND, "--print-config"],
-        cwd=ROOT,
-        env=environment(
-            PORT="5123",
-            WEB_CONCURRENCY="7",
-            PETSTORE_API_KEYS=KEY,
-            PETSTORE_DATABASE=":memory:",
-        ),
-        capture_output=True,
-        text=True,
-        check=True,
+    settings = run(
+        *COMMAND,
+        "--print-config",
+        PORT="5123",
+        WEB_CONCURRENCY="7",
+        PETSTORE_API_KEYS=KEY,
+        PETSTORE_DATABASE=":memory:",
     ).stdout
     values = dict(line.split("=", 1) for line in settings.split("\n") if "=" in line)
     values = {name.strip(): value.strip() for name, value in values.items()}
@@ -61,9 +54,6 @@ def test_the_settings_of_the_platform_bind_but_do_not_multiply() -> None:
     assert values["workers"] == "1"
     assert values["control_socket_disable"] == "True"
     assert values["accesslog"] == "-"
-
-
-# Load.
 
 
 # Faults.

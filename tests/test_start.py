@@ -1,6 +1,5 @@
 """Starting the service: the settings, the refusals, and where it can be embedded."""
 
-import shutil
 import sqlite3
 import subprocess
 from collections.abc import Callable
@@ -16,7 +15,15 @@ from werkzeug.test import Client
 from app import StartError, create_app
 from tests.checks import PET, add_pet
 from tests.conftest import client_of, client_with_key
-from tests.service import AUTHORIZED, COMMAND, KEY, ROOT, environment
+from tests.service import (
+    AUTHORIZED,
+    COMMAND,
+    KEY,
+    ROOT,
+    copy_of_the_checkout,
+    environment,
+    run,
+)
 
 
 def refusal(**settings: object) -> str:
@@ -25,13 +32,6 @@ def refusal(**settings: object) -> str:
         create_app(settings)
     [line] = str(caught.value).splitlines()
     return line
-
-
-def copy_of_the_checkout(folder: Path) -> Path:
-    """Copy what the service consists of to a folder, and return it."""
-    for file in (*ROOT.glob("*.py"), ROOT / "openapi.json"):
-        shutil.copy(file, folder)
-    return folder
 
 
 # The keys.
@@ -175,16 +175,8 @@ def test_an_old_sqlite_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def line_of(command: list[str], folder: Path, **settings: str) -> str:
     """Return the line with which a program ends that cannot start, with status 3."""
-    ended = subprocess.run(
-        command,
-        cwd=folder,
-        env=environment(
-            GUNICORN_CMD_ARGS="--bind 127.0.0.1:0", FLASK_RUN_PORT="0", **settings
-        ),
-        capture_output=True,
-        text=True,
-        timeout=10,
-    )
+    settings |= {"GUNICORN_CMD_ARGS": "--bind 127.0.0.1:0", "FLASK_RUN_PORT": "0"}
+    ended = run(*command, folder=folder, **settings)
     assert ended.returncode == 3
     assert "Traceback" not in ended.stderr
     [line] = [line for line in ended.stderr.splitlines() if "PETSTORE_" in line]
@@ -204,15 +196,9 @@ def test_a_program_ends_with_the_reason_alone(
 
 
 def test_python_app_py_says_how_it_is_started() -> None:
-    run = subprocess.run(
-        ["python", "app.py"],
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-    )
-    [line] = run.stderr.splitlines()
-    assert (run.returncode, run.stdout) == (1, "")
+    ended = run("python", "app.py")
+    [line] = ended.stderr.splitlines()
+    assert (ended.returncode, ended.stdout) == (1, "")
     assert "flask run" in line
 
 
@@ -248,15 +234,10 @@ headers = {AUTHORIZED}
 print(client.post("/v1/pets", json={PET}, headers=headers).status_code)
 print(len(client.get("/v1/pets", headers=headers).get_json()))
 """
-    run = subprocess.run(
-        ["python", "-c", program],
-        cwd=ROOT,
-        env=environment(PETSTORE_API_KEYS=KEY, PETSTORE_DATABASE=str(database)),
-        capture_output=True,
-        text=True,
-    )
-    assert run.stdout == "201\n1\n"
-    assert run.stderr == f"Made a new database: {database}\n"
+    settings = {"PETSTORE_API_KEYS": KEY, "PETSTORE_DATABASE": str(database)}
+    ended = run("python", "-c", program, **settings)
+    assert ended.stdout == "201\n1\n"
+    assert ended.stderr == f"Made a new database: {database}\n"
 
 
 def test_a_start_waits_for_another_that_writes_to_the_file(database: Path) -> None:
@@ -334,17 +315,13 @@ def test_a_path_given_goes_before_the_environment(
 def test_the_database_is_in_the_instance_folder_unless_told_and_the_log_says_so(
     tmp_path: Path, settings: dict[str, str]
 ) -> None:
-    run = subprocess.run(
-        ["python", "-c", "import app; app.create_app(); app.create_app()"],
-        cwd=copy_of_the_checkout(tmp_path),
-        env=environment(PETSTORE_API_KEYS=KEY, **settings),
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    program = "import app; app.create_app(); app.create_app()"
+    settings = {"PETSTORE_API_KEYS": KEY, **settings}
+    folder = copy_of_the_checkout(tmp_path)
+    ended = run("python", "-c", program, folder=folder, **settings)
     database = tmp_path / "instance" / "pets.db"
     assert database.exists()
-    assert run.stderr == f"Made a new database: {database}\n"
+    assert ended.stderr == f"Made a new database: {database}\n"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import resource
 import shutil
 import signal
 import sqlite3
-import subprocess
 import threading
 import time
 import traceback
@@ -35,7 +34,7 @@ from tests.checks import (
     assert_unavailable,
 )
 from tests.conftest import client_of, client_with_key
-from tests.service import PATIENCE, ROOT, environment
+from tests.service import PATIENCE, run
 
 
 def post(client: FlaskClient, name: str = "Rex") -> TestResponse:
@@ -520,16 +519,9 @@ time.sleep(0.2)
 def test_a_program_that_ends_loses_nothing_and_stores_nothing_refused(
     database: Path,
 ) -> None:
-    run = subprocess.run(
-        ["python", "-c", ENDS_UNDER_LOAD, database],
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
+    ended = run("python", "-c", ENDS_UNDER_LOAD, str(database))
     stored = {pet["name"] for pet in all_pets(client_of(database))}
-    answers = [line.partition(" ")[::2] for line in run.stdout.splitlines()]
+    answers = [line.partition(" ")[::2] for line in ended.stdout.splitlines()]
     assert {name for status, name in answers if status == "201"} <= stored != set()
     assert not stored & {name for status, name in answers if status == "503"}
 
@@ -866,15 +858,8 @@ print(client.get("/healthz").status_code)
 
 def test_threads_that_fork_at_once_do_not_block_each_other(database: Path) -> None:
     database.touch()
-    run = subprocess.run(
-        ["python", "-W", "ignore", "-c", FORK_AT_ONCE, database],
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-    assert (run.stdout, run.returncode) == ("200\n", 0)
+    ended = run("python", "-W", "ignore", "-c", FORK_AT_ONCE, str(database))
+    assert (ended.stdout, ended.returncode) == ("200\n", 0)
 
 
 @ignore_warning
