@@ -331,23 +331,9 @@ class Database:
                     raise self._place.unavailable(error) from error
 
     def _let_go(self) -> None:
-        """Complete the files that are open, and close them; both locks are held.
-
-        They may not be at the path any more. Then SQLite would leave what is in the WAL
-        to whoever opens the two together, if anyone. The old connection still reaches
-        both, wherever they are, and can bring all into the database.
-        """
-        if not self._connections:
-            return
-        checkpoint = "PRAGMA wal_checkpoint(TRUNCATE)"
-        try:
-            is_busy, *_ = self._connections.writer.execute(checkpoint).fetchone()
-        except sqlite3.Error as error:
-            if _result_code(error) not in DAMAGED:
-                raise
-        else:
-            if is_busy:
-                raise self._place.unavailable("another program still reads the old one")
+        """Complete the files that are open, and close them; both locks are held."""
+        if self._connections:
+            self._place.complete(self._connections.writer)
         self._close()
 
     def _let_go_at_any_rate(self) -> None:
@@ -431,6 +417,22 @@ class Place:
                 raise self.unavailable("it was moved while it was opened")
             on_failure.pop_all()
         return Connections(reader, writer, identity)
+
+    def complete(self, connection: sqlite3.Connection) -> None:
+        """Bring into the database of a connection what is only in its WAL.
+
+        The two may not be at the path any more. Then SQLite would leave the WAL to
+        whoever opens them together, if anyone; the connection still reaches both.
+        """
+        checkpoint = "PRAGMA wal_checkpoint(TRUNCATE)"
+        try:
+            is_busy, *_ = connection.execute(checkpoint).fetchone()
+        except sqlite3.Error as error:
+            if _result_code(error) not in DAMAGED:
+                raise
+        else:
+            if is_busy:
+                raise self.unavailable("another program still reads the old one")
 
     def connect(self, mode: str, wait: float) -> sqlite3.Connection:
         """Return a new connection: "ro", "rw", or "rwc", which makes what is missing.
