@@ -196,11 +196,12 @@ class WriteQueue:
                 self._waiting.pop(write, None)
 
     def _store_all(self) -> None:
-        """Write all that waits in one transaction, and tell each what became of it.
+        """Write all that waits, and what comes meanwhile, in one transaction each.
 
-        It succeeds or fails as a whole: SQLite rolls back all of it by itself where it
-        runs out of memory or room, and what came after would then be written alone.
+        A transaction succeeds or fails as a whole: SQLite rolls back all of it by
+        itself where it runs out of memory, and what came after would be written alone.
         """
+        stored: list[tuple[Future[Rows], Rows]] = []
         while self._waiting:
             taken: dict[Future[Rows], tuple[str, Values]] = {}
             try:
@@ -211,17 +212,22 @@ class WriteQueue:
                         connection.execute(*statement).fetchall()
                         for statement in taken.values()
                     ]
+                    # Now the disk syncs. Woken earlier, the threads would take the
+                    # interpreter from this one at each of its statements.
+                    _tell(stored)
             except DatabaseBusy as error:
                 # Another process writes: the first may go on waiting.
                 self._is_stalled = True
+                _tell(stored)
                 for write in taken or self._take(SEATS):
                     write.set_exception(error)
             except Exception as error:
+                _tell(stored)
                 for write in taken or self._take(0):
                     write.set_exception(error)
             else:
-                for write, rows in zip(taken, outcomes, strict=True):
-                    write.set_result(rows)
+                stored = list(zip(taken, outcomes, strict=True))
+        _tell(stored)
 
     def _take(self, first: int) -> dict[Future[Rows], tuple[str, Values]]:
         """Return what waits from `first` on; from now on it cannot be withdrawn."""
@@ -234,6 +240,13 @@ class WriteQueue:
             for write, statement in taken.items()
             if write.set_running_or_notify_cancel()
         }
+
+
+def _tell(stored: list[tuple[Future[Rows], Rows]]) -> None:
+    """Give each write its rows, once."""
+    while stored:
+        write, rows = stored.pop(0)
+        write.set_result(rows)
 
 
 class Connections(NamedTuple):

@@ -8,14 +8,13 @@ sync takes longer, beside the same service made to commit one pet at a time.
 
 import json
 import os
-import shutil
 import socket
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from io import BytesIO
 from itertools import cycle, islice
 from pathlib import Path
@@ -206,8 +205,18 @@ def http(path: str, body: bytes = b"") -> bytes:
     return "\r\n".join([*head, "", ""]).encode() + body
 
 
-def one_commit_a_pet() -> Flask:
-    """Return the service, changed to take one pet at a time from those that wait."""
+def served(delay: int, *, shares: bool) -> Flask:
+    """Return the service on a disk whose sync takes `delay` milliseconds longer.
+
+    Where it does not share, it takes one pet at a time from those that wait.
+    """
+    transaction = storage.Database.transaction
+
+    @contextmanager
+    def slow(database: storage.Database) -> Iterator[sqlite3.Connection]:
+        with transaction(database) as connection:
+            yield connection
+            time.sleep(delay / 1000)
 
     def take_one(queue: storage.WriteQueue, _: int) -> dict[Future[Any], Any]:
         with queue._lock:
@@ -215,21 +224,23 @@ def one_commit_a_pet() -> Flask:
             statement = queue._waiting.pop(write)
         return {write: statement} if write.set_running_or_notify_cancel() else {}
 
-    storage.WriteQueue._take = take_one  # type: ignore[method-assign]
+    storage.Database.transaction = slow  # type: ignore[method-assign]
+    if not shares:
+        storage.WriteQueue._take = take_one  # type: ignore[method-assign]
     return create_app()
 
 
 def creates(folder: Path) -> None:
     """Measure creates on disks whose sync takes longer, beside one commit a pet."""
     show("creates, connections", "shared commits", "one a pet", "ratio")
-    single = [*COMMAND[:-1], "tests.benchmark:one_commit_a_pet()"]
-    for delay in (0, 1, 4) if shutil.which("strace") else (0,):
-        inject = f"inject=fdatasync:delay_enter={delay * 1000}"
-        slow = ["strace", "-f", "--seccomp-bpf", "-qq", "-o", os.devnull]
-        slow = [*slow, "-e", "trace=fdatasync", "-e", inject] if delay else []
+    for delay in (0, 1, 4):
+        commands = [
+            [*COMMAND[:-1], f"tests.benchmark:served({delay}, shares={shares})"]
+            for shares in (True, False)
+        ]
         with (
-            serving(folder / f"shared{delay}.db", [*slow, *COMMAND]) as ours,
-            serving(folder / f"single{delay}.db", [*slow, *single]) as other,
+            serving(folder / f"shared{delay}.db", commands[0]) as ours,
+            serving(folder / f"single{delay}.db", commands[1]) as other,
         ):
             for connections in (1, 8, 16):
                 targets = [
