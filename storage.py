@@ -385,7 +385,7 @@ class Place:
         else:
             self.path = os.path.abspath(path)
             self._uri = f"{Path(self.path).as_uri()}?"
-            self._wal = f"{self.path}-wal"
+            self.wal = _wal_of(self.path)
 
     def identity(self) -> tuple[int, ...] | None:
         """Return device and inode of the database and its WAL, or None without them.
@@ -396,7 +396,7 @@ class Place:
         if self.is_in_memory:
             return ()
         try:
-            database, wal = os.stat(self.path), os.stat(self._wal)
+            database, wal = os.stat(self.path), os.stat(self.wal)
         except OSError:
             return None
         if not database.st_size:
@@ -409,8 +409,8 @@ class Place:
         A connection opens the WAL with its first query. If the WAL were removed between
         the two, one would not read what the other writes, nor would the next process.
         """
-        # Beside what a symbolic link leads to, as SQLite has it.
-        self._wal = f"{os.path.realpath(self.path)}-wal"
+        # A link may lead elsewhere by now.
+        self.wal = _wal_of(self.path)
         with ExitStack() as on_failure:
             # The first makes what is not there, so that there is something to compare.
             with closing(self.connect("rw", BUSY_WAIT)) as first:
@@ -472,6 +472,11 @@ class Place:
         return StorageUnavailable(f"{self.path}: {reason}")
 
 
+def _wal_of(path: str) -> str:
+    # Beside what a symbolic link leads to, as SQLite has it.
+    return f"{os.path.realpath(path)}-wal"
+
+
 def prepare(place: Place) -> None:
     """Make the database where there is none; several processes may do so at once.
 
@@ -502,10 +507,9 @@ def _is_new(place: Place) -> bool:
     if os.path.isdir(place.path):
         raise place.unavailable("it is a directory, not a file")
     if not _size(place.path):
-        wal = f"{os.path.realpath(place.path)}-wal"
-        if _size(wal):
+        if _size(place.wal):
             # SQLite would delete it, and the pets that are only there.
-            reason = f"it is gone or empty, but {wal} is not"
+            reason = f"it is gone or empty, but {place.wal} is not"
             raise place.unavailable(f"{reason}; bring it back, or move that away")
         return True
     with closing(place.connect("ro", START_WAIT)) as connection:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from flask import Flask
 from flask.testing import FlaskClient
 
 from app import create_app
@@ -14,9 +15,9 @@ def client_of(database: Path | str) -> FlaskClient:
     return client_with_key(create_app({"API_KEYS": KEY, "DATABASE": database}))
 
 
-def client_with_key(app: object) -> FlaskClient:
+def client_with_key(app: Flask) -> FlaskClient:
     """Return a client that sends the key with every request."""
-    client: FlaskClient = app.test_client()
+    client = app.test_client()
     client.environ_base["HTTP_AUTHORIZATION"] = AUTHORIZED["Authorization"]
     return client
 

@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from tests.checks import next_path
+
 ROOT = Path(__file__).parent.parent
 COMMAND = shlex.split(Path(ROOT, "Procfile").read_text().removeprefix("web: "))
 KEY = "served-key"
@@ -157,7 +159,7 @@ class Service:
             answer = self.request("GET", path)
             assert answer.status == 200
             pets += answer.body
-            path = answer.headers.get("Link", "").partition(">")[0].lstrip("<")
+            path = next_path(answer.headers.get("Link", ""))
         return pets
 
     def limit_file_size(self, size: int) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from flask import Flask
+from flask.testing import FlaskClient
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
 from werkzeug.test import Client
 
@@ -328,7 +329,7 @@ def test_the_database_is_in_the_instance_folder_unless_told_and_the_log_says_so(
     ("prefix", "sent"), [("/a/b", "/a/b"), ("/ü >", "/%C3%BC%20%3E")]
 )
 def test_under_a_prefix_every_url_carries_it(
-    client: object, prefix: str, sent: str
+    client: FlaskClient, prefix: str, sent: str
 ) -> None:
     mount = prefix.encode().decode("latin-1")  # as WSGI spells a path
     client = Client(DispatcherMiddleware(Flask("outer"), {mount: client.application}))
