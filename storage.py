@@ -11,11 +11,10 @@ import logging
 import os
 import sqlite3
 import threading
-import uuid
 import weakref
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, NamedTuple
@@ -50,23 +49,22 @@ SELECT_ANY = "SELECT id, name, category_id, status FROM pets LIMIT 1"
 def _select_page(condition: str) -> str:
     """Return the query for a page: its JSON, and its last id if another page follows.
 
-    Of the pets 1 to 9, the page of three after 2 is 3, 4, 5. The subquery `last` finds
-    its last id, 5; with the next one, 6, there are two, so another page follows. Where
-    `last` finds none, all pets that are left belong to the page. (To limit the pets
-    themselves, in a subquery, is slower.)
+    To look up the last id first, and then all up to it, is quicker than a LIMIT on the
+    pets themselves. Where there is none so far on, all that are left are the page.
     """
-    last_and_next = f"""
+    last_id_of_a_full_page = f"""
         SELECT id FROM pets WHERE id > :after {condition}
-        ORDER BY id LIMIT 2 OFFSET :limit - 1
+        ORDER BY id LIMIT 1 OFFSET :limit - 1
     """
-    last = last_and_next.replace("LIMIT 2", "LIMIT 1")
     return f"""
         SELECT
-            json_group_array({PET}),
-            -- NULL where there are not two: this is the last page.
-            (SELECT CASE count(*) WHEN 2 THEN min(id) END FROM ({last_and_next}))
-        FROM pets
-        WHERE id > :after {condition} AND id <= ifnull(({last}), {2**63 - 1})
+            page,
+            iif(EXISTS (SELECT 1 FROM pets WHERE id > last {condition}), last, NULL)
+        FROM (
+            SELECT json_group_array({PET}) AS page, max(id) AS last FROM pets
+            WHERE id > :after {condition}
+            AND id <= ifnull(({last_id_of_a_full_page}), {2**63 - 1})
+        )
     """
 
 
@@ -90,7 +88,7 @@ class PetStore:
 
     def __init__(self, path: str) -> None:
         """Open the file, or make it; one that is no pet store is left as it is."""
-        self.database = Database(Place(path))
+        self.database = Database(path)
         self.queue = WriteQueue(self.database)
         _look_after(self)
 
@@ -135,22 +133,8 @@ WRITE_WAIT = 5.0
 SEATS = 8
 
 
-# SQLite's result codes (sqlite.org/rescode.html). The others tell of a bug.
-DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
-NOT_ALLOWED = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY}
-OF_THE_DATABASE = DAMAGED | NOT_ALLOWED
-OF_THE_DATABASE |= {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}
-OF_THE_DATABASE |= {sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
-
-
-def _result_code(error: sqlite3.Error) -> int:
-    # It is the lowest byte of the extended one; errors of the module itself have none.
-    code: int = getattr(error, "sqlite_errorcode", 0)
-    return code & 0xFF
-
-
 class DatabaseBusy(StorageUnavailable):
-    """Another process writes to the file."""
+    """Another process holds the file."""
 
 
 class WriteQueue:
@@ -206,7 +190,7 @@ class WriteQueue:
             taken: dict[Future[Rows], tuple[str, Values]] = {}
             try:
                 with self._database.transaction() as connection:
-                    taken = self._take(0)
+                    taken = self._take()
                     self._is_stalled = False
                     outcomes = [
                         connection.execute(*statement).fetchall()
@@ -215,21 +199,17 @@ class WriteQueue:
                     # Now the disk syncs. Woken earlier, the threads would take the
                     # interpreter from this one at each of its statements.
                     _tell(stored)
-            except DatabaseBusy as error:
-                # Another process writes: the first may go on waiting.
-                self._is_stalled = True
-                _tell(stored)
-                for write in taken or self._take(SEATS):
-                    write.set_exception(error)
             except Exception as error:
                 _tell(stored)
-                for write in taken or self._take(0):
+                # While another process holds the file, the first may go on waiting.
+                self._is_stalled = isinstance(error, DatabaseBusy)
+                for write in taken or self._take(SEATS if self._is_stalled else 0):
                     write.set_exception(error)
             else:
                 stored = list(zip(taken, outcomes, strict=True))
         _tell(stored)
 
-    def _take(self, first: int) -> dict[Future[Rows], tuple[str, Values]]:
+    def _take(self, first: int = 0) -> dict[Future[Rows], tuple[str, Values]]:
         """Return what waits from `first` on; from now on it cannot be withdrawn."""
         with self._lock:
             writes = list(self._waiting)[first:]
@@ -249,14 +229,6 @@ def _tell(stored: list[tuple[Future[Rows], Rows]]) -> None:
         write.set_result(rows)
 
 
-class Connections(NamedTuple):
-    """The two connections to a database, and what tells its files from others."""
-
-    reader: sqlite3.Connection
-    writer: sqlite3.Connection
-    identity: tuple[int, ...] | None
-
-
 class Database:
     """A database with one connection that reads and one that writes.
 
@@ -266,16 +238,19 @@ class Database:
     and what it wrote to a file that was removed would be lost.
     """
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    def __init__(self, path: str) -> None:
+        if sqlite3.sqlite_version_info < (3, 38):
+            found = sqlite3.sqlite_version
+            raise StorageUnavailable(f"SQLite is {found}, 3.38 or newer is needed")
+        self._place = Place(path)
         self._connections: Connections | None = None
         # Reentrant: a dropped store is closed by any thread, even one that has a lock.
         self._writing = threading.RLock()
-        # In memory, SQLite lets nobody read while another writes.
-        self._reading = self._writing if place.is_in_memory else threading.RLock()
-        # No fork may carry along the connections that this opens.
+        # In memory there is but one connection.
+        self._reading = self._writing if self._place.is_memory else threading.RLock()
+        # No fork may carry along what is opened here.
         with _forking:
-            prepare(place)
+            self._open_anew(is_start=True)
 
     def read(self, sql: str, values: Values) -> Rows:
         """Return the rows of a query on the files that are at the path now."""
@@ -309,10 +284,11 @@ class Database:
                 connection.rollback()
 
     def pause(self) -> None:
-        """Wait for what runs, close the connections, and let nothing more run."""
+        """Wait for what runs, close the files, and let nothing more run."""
         self._writing.acquire()
         self._reading.acquire()
-        self._let_go_at_any_rate()
+        if not self._place.is_memory:
+            self._let_go(at_any_rate=True)
 
     def resume(self) -> None:
         """Let all go on after `pause`."""
@@ -320,10 +296,9 @@ class Database:
         self._writing.release()
 
     def close(self) -> None:
-        """Wait for what runs, and close every connection for good."""
+        """Wait for what runs, and close the connections for good."""
         with self._writing, self._reading:
-            self._let_go_at_any_rate()
-            self._place.close()
+            self._let_go(at_any_rate=True)
 
     def _current(self) -> Connections | None:
         """Return the connections, if the files at the path are those they have open."""
@@ -333,59 +308,67 @@ class Database:
             return None
         return self._connections if found == self._connections.identity else None
 
-    def _open_anew(self) -> None:
+    def _open_anew(self, *, is_start: bool = False) -> None:
         """Open the files at the path, unless they are open."""
         with self._writing, self._reading:
             if not self._current():
                 try:
                     self._let_go()
-                    self._connections = self._place.open()
-                except (sqlite3.Error, OSError) as error:
+                    self._connections = self._place.open(is_start=is_start)
+                except sqlite3.Error as error:
                     raise self._place.unavailable(error) from error
 
-    def _let_go(self) -> None:
+    def _let_go(self, *, at_any_rate: bool = False) -> None:
         """Complete the files that are open, and close them; both locks are held."""
         if self._connections:
-            self._place.complete(self._connections.writer)
-        self._close()
-
-    def _let_go_at_any_rate(self) -> None:
-        with suppress(StorageUnavailable, sqlite3.Error):
-            self._let_go()
-        self._close()
-
-    def _close(self) -> None:
-        if self._connections:
+            try:
+                self._place.complete(self._connections.writer)
+            except (sqlite3.Error, StorageUnavailable) as error:
+                # What is damaged cannot be completed.
+                if not at_any_rate and _result_code(error) not in DAMAGED:
+                    raise
             self._connections.reader.close()
             self._connections.writer.close()
-        self._connections = None
+            self._connections = None
 
     def _failure(self, error: sqlite3.Error) -> Exception:
         """Return what to raise for an error of SQLite, which may be a bug of ours."""
-        code = _result_code(error)
-        if code in DAMAGED and self._connections:
+        is_damaged = _result_code(error) in DAMAGED
+        if is_damaged and self._connections:
             # The next who uses the database opens it anew.
             self._connections = self._connections._replace(identity=None)
-        if code == sqlite3.SQLITE_BUSY:
-            return DatabaseBusy(self._place.unavailable(error))
-        return self._place.unavailable(error) if code in OF_THE_DATABASE else error
+        # SQLITE_ERROR is a mistake in the SQL, which sqlite3 calls operational too.
+        is_operational = isinstance(error, sqlite3.OperationalError)
+        is_bug = not is_operational or _result_code(error) == sqlite3.SQLITE_ERROR
+        return error if is_bug and not is_damaged else self._place.unavailable(error)
+
+
+class Connections(NamedTuple):
+    """The two connections to a database, and what tells its files from others."""
+
+    reader: sqlite3.Connection
+    writer: sqlite3.Connection
+    identity: tuple[int, ...] | None
+
+
+# SQLite's result codes (sqlite.org/rescode.html).
+DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+NOT_ALLOWED = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY}
+
+
+def _result_code(error: object) -> int:
+    # It is the lowest byte of the extended one; other errors have none.
+    code: int = getattr(error, "sqlite_errorcode", 0)
+    return code & 0xFF
 
 
 class Place:
     """Where a database is, in a file or in memory: what is there, how it is opened."""
 
     def __init__(self, path: str) -> None:
-        self.is_in_memory = path == ":memory:"
-        self._anchor: sqlite3.Connection | None = None
-        if self.is_in_memory:
-            self.path = path
-            self._uri = f"file:/{uuid.uuid4()}?vfs=memdb&"
-            # The database is gone with the last connection to it.
-            self._anchor = self.connect("rwc", START_WAIT)
-        else:
-            self.path = os.path.abspath(path)
-            self._uri = f"{Path(self.path).as_uri()}?"
-            self.wal = _wal_of(self.path)
+        self.is_memory = path == ":memory:"
+        self.path = path if self.is_memory else os.path.abspath(path)
+        self._wal = ""
 
     def identity(self) -> tuple[int, ...] | None:
         """Return device and inode of the database and its WAL, or None without them.
@@ -393,29 +376,37 @@ class Place:
         StorageUnavailable where the database has been emptied: SQLite would delete the
         WAL, and what is only there.
         """
-        if self.is_in_memory:
+        if self.is_memory:
             return ()
         try:
-            database, wal = os.stat(self.path), os.stat(self.wal)
+            database, wal = os.stat(self.path), os.stat(self._wal)
         except OSError:
             return None
         if not database.st_size:
             raise self.unavailable("it has been emptied")
         return database.st_dev, database.st_ino, wal.st_dev, wal.st_ino
 
-    def open(self) -> Connections:
+    def open(self, *, is_start: bool) -> Connections:
         """Open the files at the path by two connections, and see that both have these.
 
-        A connection opens the WAL with its first query. If the WAL were removed between
-        the two, one would not read what the other writes, nor would the next process.
+        Only at the start is a database made where there is none. A connection opens the
+        WAL with its first query. If the WAL were removed between the two, one would not
+        read what the other writes, nor would the next process.
         """
-        # A link may lead elsewhere by now.
-        self.wal = _wal_of(self.path)
+        if self.is_memory:
+            connection = self.connect("memory", 0)
+            connection.executescript(CREATE_SCHEMA)
+            return Connections(connection, connection, ())
+        if is_start:
+            make_or_check(self)
+        # Beside what a symbolic link leads to, as SQLite has it; it may change.
+        self._wal = f"{os.path.realpath(self.path)}-wal"
+        wait = START_WAIT if is_start else BUSY_WAIT
         with ExitStack() as on_failure:
-            # The first makes what is not there, so that there is something to compare.
-            with closing(self.connect("rw", BUSY_WAIT)) as first:
-                require_pet_store(self, first)
-                enter_wal(self, first, BUSY_WAIT)
+            # The first makes the WAL, so that there is something to compare.
+            with closing(self.connect("rw", wait)) as first:
+                self.require_pet_store(first)
+                self._enter_wal(first, wait)
                 first.execute(SELECT_ANY).fetchall()
                 before = self.identity()
                 reader, writer = (
@@ -437,23 +428,19 @@ class Place:
         The two may not be at the path any more. Then SQLite would leave the WAL to
         whoever opens them together, if anyone; the connection still reaches both.
         """
-        checkpoint = "PRAGMA wal_checkpoint(TRUNCATE)"
-        try:
-            is_busy, *_ = connection.execute(checkpoint).fetchone()
-        except sqlite3.Error as error:
-            if _result_code(error) not in DAMAGED:
-                raise
-        else:
-            if is_busy:
-                raise self.unavailable("another program still reads the old one")
+        checkpoint = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        is_busy, *_ = checkpoint.fetchone()
+        if is_busy:
+            raise self.unavailable("another program still reads the old one")
 
     def connect(self, mode: str, wait: float) -> sqlite3.Connection:
-        """Return a new connection: "ro", "rw", or "rwc", which makes what is missing.
+        """Return a new connection: "ro", "rw", "rwc", which makes the file, "memory".
 
         It waits so many seconds for other processes, and gives text as bytes.
         """
+        name = "file:" if self.is_memory else Path(self.path).as_uri()
         connection = sqlite3.connect(
-            f"{self._uri}mode={mode}",
+            f"{name}?mode={mode}",
             uri=True,
             timeout=wait,
             isolation_level=None,
@@ -462,102 +449,55 @@ class Place:
         connection.text_factory = bytes
         return connection
 
-    def close(self) -> None:
-        """End a database in memory."""
-        if self._anchor:
-            self._anchor.close()
+    def require_pet_store(self, connection: sqlite3.Connection) -> None:
+        """Raise unless a connection leads to a pet store of this version."""
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version != SCHEMA_VERSION:
+            found = f"its user_version is {version}, not {SCHEMA_VERSION}"
+            raise self.unavailable(f"it is no pet store of this version: {found}")
+        connection.execute(SELECT_ANY).fetchall()
+
+    def _enter_wal(self, connection: sqlite3.Connection, wait: float) -> None:
+        """Set the journal mode; SQLite itself does not wait for others here."""
+        if not os.access(self.path, os.W_OK):
+            raise self.unavailable("this user may not write to it")
+        deadline = monotonic() + wait
+        mode = None
+        while mode is None:
+            try:
+                mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+            except sqlite3.OperationalError as error:
+                if _result_code(error) != sqlite3.SQLITE_BUSY or monotonic() > deadline:
+                    raise
+                sleep(0.01)
+        if mode != b"wal":
+            raise self.unavailable("its file system does not support WAL")
 
     def unavailable(self, reason: object) -> StorageUnavailable:
-        """Return the exception that names the database and the reason."""
-        return StorageUnavailable(f"{self.path}: {reason}")
+        """Return the exception that names the database, the reason, and what to do."""
+        code = _result_code(reason)
+        if code in NOT_ALLOWED:
+            hint = "is it a file, is its folder there, may this user write to both?"
+            reason = f"{reason} ({hint})"
+        exception = DatabaseBusy if code == sqlite3.SQLITE_BUSY else StorageUnavailable
+        return exception(f"{self.path}: {reason}")
 
 
-def _wal_of(path: str) -> str:
-    # Beside what a symbolic link leads to, as SQLite has it.
-    return f"{os.path.realpath(path)}-wal"
+def make_or_check(place: Place) -> None:
+    """Make a file where there is none; look at one that is there without a change.
 
-
-def prepare(place: Place) -> None:
-    """Make the database where there is none; several processes may do so at once.
-
-    StorageUnavailable where what is there is no whole pet store of this version; it is
-    left as it is.
+    Several processes may do so at once.
     """
-    if sqlite3.sqlite_version_info < (3, 38):
-        found = sqlite3.sqlite_version
-        raise place.unavailable(f"SQLite is {found}, 3.38 or newer is needed")
-    try:
-        is_new = place.is_in_memory or _is_new(place)
+    if not os.path.isfile(place.path) or not os.path.getsize(place.path):
         with closing(place.connect("rwc", START_WAIT)) as connection:
-            enter_wal(place, connection, START_WAIT)
-            if is_new:
-                connection.executescript(CREATE_SCHEMA)
-        if not (place.is_in_memory or os.access(place.path, os.W_OK)):
-            raise place.unavailable("this user may not write to it")
-    except (sqlite3.Error, OSError) as error:
-        is_refused = isinstance(error, OSError) or _result_code(error) in NOT_ALLOWED
-        hint = " (is its folder there, and may this user write to both?)"
-        raise place.unavailable(f"{error}{hint if is_refused else ''}") from error
-    if is_new and not place.is_in_memory:
+            connection.executescript(CREATE_SCHEMA)
         logging.getLogger(__name__).warning("Made a new database: %s", place.path)
-
-
-def _is_new(place: Place) -> bool:
-    """Return whether there is nothing yet; if there is, look at it without a change."""
-    if os.path.isdir(place.path):
-        raise place.unavailable("it is a directory, not a file")
-    if not _size(place.path):
-        if _size(place.wal):
-            # SQLite would delete it, and the pets that are only there.
-            reason = f"it is gone or empty, but {place.wal} is not"
-            raise place.unavailable(f"{reason}; bring it back, or move that away")
-        return True
+        return
     with closing(place.connect("ro", START_WAIT)) as connection:
-        # Another process may be about to make it.
-        tables = connection.execute("SELECT 1 FROM sqlite_schema").fetchone()
-        if not tables and _user_version(connection) == 0:
-            return True
-        require_pet_store(place, connection)
+        place.require_pet_store(connection)
         verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0].decode()
         if verdict != "ok":
             raise place.unavailable(f"it is damaged: {' '.join(verdict.split())}")
-    return False
-
-
-def _size(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except FileNotFoundError:
-        return 0
-
-
-def require_pet_store(place: Place, connection: sqlite3.Connection) -> None:
-    """Raise unless a connection leads to a pet store of this version."""
-    version = _user_version(connection)
-    if version != SCHEMA_VERSION:
-        found = f"its user_version is {version}, not {SCHEMA_VERSION}"
-        raise place.unavailable(f"it is no pet store of this version: {found}")
-    connection.execute(SELECT_ANY).fetchall()
-
-
-def _user_version(connection: sqlite3.Connection) -> int:
-    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
-    return version
-
-
-def enter_wal(place: Place, connection: sqlite3.Connection, wait: float) -> None:
-    """Set the journal mode; SQLite itself does not wait for other processes here."""
-    deadline = monotonic() + wait
-    mode = None
-    while mode is None:
-        try:
-            mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
-        except sqlite3.OperationalError as error:
-            if _result_code(error) != sqlite3.SQLITE_BUSY or monotonic() > deadline:
-                raise
-            sleep(0.01)
-    if mode != b"wal" and not place.is_in_memory:
-        raise place.unavailable("its file system does not support WAL")
 
 
 # A fork must carry along neither a connection (sqlite.org/howtocorrupt.html, section

@@ -559,21 +559,6 @@ def test_an_emptied_file_takes_no_pet_and_keeps_its_wal(
     assert wal_of(database).read_bytes() == content
 
 
-@pytest.mark.parametrize("lose", [Path.unlink, lambda file: os.truncate(file, 0)])
-def test_nothing_starts_on_a_wal_that_has_lost_its_file(
-    file_client: FlaskClient, database: Path, lose: Callable[[Path], None]
-) -> None:
-    pet = add_pet(file_client)
-    copy, away = (database.with_suffix(suffix) for suffix in (".copy", ".away"))
-    copy_as_of_kill_9(database, copy)
-    shutil.copy(copy, away)
-    lose(copy)
-    with pytest.raises(StartError, match=f"gone or empty, but {wal_of(copy)} is not"):
-        client_of(copy)
-    away.replace(copy)
-    assert all_pets(client_of(copy)) == [pet]
-
-
 def test_a_damaged_file_is_never_an_empty_list_and_opened_anew_once_mended(
     file_client: FlaskClient, database: Path
 ) -> None:
