@@ -88,9 +88,13 @@ class PetStore:
 
     def __init__(self, path: str) -> None:
         """Open the file, or make it; one that is no pet store is left as it is."""
-        self.database = Database(path)
-        self.queue = WriteQueue(self.database)
-        _look_after(self)
+        # No fork may carry along what is opened here.
+        with _forking:
+            self.database = Database(path)
+            self.queue = WriteQueue(self.database)
+            _stores.add(self)
+        # Once the store is dropped, nothing of it stays open.
+        weakref.finalize(self, self.database.close)
 
     def list_page(
         self, *, limit: int, status: str | None, after: int
@@ -248,9 +252,7 @@ class Database:
         self._writing = threading.RLock()
         # In memory there is but one connection.
         self._reading = self._writing if self._place.is_memory else threading.RLock()
-        # No fork may carry along what is opened here.
-        with _forking:
-            self._open_anew(is_start=True)
+        self._open_anew(is_start=True)
 
     def read(self, sql: str, values: Values) -> Rows:
         """Return the rows of a query on the files that are at the path now."""
@@ -506,13 +508,6 @@ _stores: weakref.WeakSet[PetStore] = weakref.WeakSet()
 _paused: list[PetStore] = []
 # One fork at a time, and none while a store is made.
 _forking = threading.Lock()
-
-
-def _look_after(store: PetStore) -> None:
-    """Close a store once it is dropped, and let go of its files before a fork."""
-    weakref.finalize(store, store.database.close)
-    with _forking:
-        _stores.add(store)
 
 
 def _before_fork() -> None:
