@@ -43,6 +43,7 @@ HEADERS = (
         "Deprecation, Link, Location, Retry-After, Sunset",
     ),
 )
+# Before such a page may send a key, its browser asks by OPTIONS: the preflight.
 PREFLIGHT_HEADERS = (
     ("Access-Control-Allow-Headers", "Authorization, Content-Type"),
     ("Access-Control-Max-Age", "7200"),
@@ -84,7 +85,7 @@ def create_app(config: Mapping[str, Any] | None = None) -> Flask:
     except (OSError, TypeError, ValueError, StorageUnavailable) as error:
         raise StartError(f"PETSTORE_DATABASE: {error}.") from error
     app.register_blueprint(api)
-    # Flask logs a crash, makes a 500 of it, and passes that to the first of these.
+    # The nearest class counts. A crash is logged by Flask, which makes a 500 of it.
     app.register_error_handler(HTTPException, errors.error_response)
     app.register_error_handler(NotFound, not_found)
     app.register_error_handler(StorageUnavailable, errors.storage_unavailable)
@@ -134,7 +135,7 @@ def not_found(_: NotFound) -> ResponseReturnValue:
 @api.get("/v1/pets", endpoint="listPets")
 def list_pets() -> Response:
     """List animals: one page, with a link to the next one (RFC 8288)."""
-    # Not request.args: what the raw text asks for is remembered from the last time.
+    # Not request.args: by the raw text, the latest queries are remembered.
     query = schemas.parse_list_query(request.environ.get("QUERY_STRING", ""))
     page, last_id = pet_store().list_page(**query)
     response = json_response(page)
@@ -153,6 +154,7 @@ def create_pet() -> Response:
     return json_response(pet, 201, [("Location", f"{url('/v1/pets')}/{pet_id}")])
 
 
+# Not <int:pet_id>: 01 would be pet 1, and abc no path at all.
 @api.get("/v1/pets/<pet_id>", endpoint="getPet")
 def get_pet(pet_id: str) -> Response:
     """Get an animal: deprecated, and gone from the day of its removal on."""
@@ -184,7 +186,7 @@ def health() -> Response:
     return json_response(b'{"status": "ok"}')
 
 
-# Under a prefix, /store is the page too: a redirect to /store/ would trust the Host.
+# Under a prefix, /store is the page too, and no redirect to the Host that was sent.
 @api.get("/", strict_slashes=False)
 def page() -> Response:
     """Return the page for people; nothing runs in it but what carries the nonce."""
@@ -210,7 +212,7 @@ def json_response(
 ) -> Response:
     """Return a response whose body is JSON already, as pets come from SQLite."""
     response = Response(body + b"\n", status, content_type="application/json")
-    # A tenth of getPet's time is saved by giving them not to Response, but one by one.
+    # To give them to Response would take getPet a tenth longer.
     for name, value in headers:
         response.headers.add(name, value)
     return response

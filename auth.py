@@ -31,8 +31,8 @@ def key_digests(setting: object) -> frozenset[bytes]:
 def require_key(digests: frozenset[bytes]) -> None:
     """Raise the 401 that applies unless the request carries a valid key (RFC 6750).
 
-    Digests need no compare_digest: whoever chooses a key cannot choose its digest, so
-    the time that the comparison takes tells nothing.
+    To compare the keys themselves would tell, by its time, how much of one is right.
+    Whoever chooses a key cannot choose its digest, so that of digests tells nothing.
     """
     # request.authorization would cut a key in two at a "=" in its middle.
     scheme, _, key = request.headers.get("Authorization", "").partition(" ")
@@ -41,7 +41,7 @@ def require_key(digests: frozenset[bytes]) -> None:
         message = "Send an API key in the header 'Authorization: Bearer <API_KEY>'."
         headers = [("WWW-Authenticate", CHALLENGE)]
         raise ServiceError("missing_api_key", message, 401, headers)
-    # WSGI passes the bytes of a header as Latin-1 text (PEP 3333).
+    # WSGI passes bytes as Latin-1 text (PEP 3333); this gives them back as they came.
     if sha256(key.encode("latin-1")).digest() not in digests:
         message = (
             "The API key is not valid. Send one that this service was started with."

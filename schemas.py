@@ -35,6 +35,9 @@ def _require_encodable(text: str) -> None:
         raise ValidationError("Must not contain lone surrogates.") from None
 
 
+# A Schema checks and converts: `pre_load` has the text first, `validate` the value.
+
+
 class ListQuery(Schema):
     """The query parameters of listPets."""
 
@@ -81,8 +84,8 @@ def parse_list_query(query_string: str) -> Mapping[str, Any]:
 def read_body_as(schema: Schema) -> dict[str, Any]:
     """Return what a schema loads from the JSON object in the request's body.
 
-    Raises unsupported_media_type, body_too_large, malformed_body or invalid_body, in
-    this order; malformed_body also, before the others, where there is no body at all.
+    Raises malformed_body (there is none), unsupported_media_type, body_too_large,
+    malformed_body (it is no JSON), invalid_body, in this order.
     """
     _check_headers()
     members = _parse_json(_read_body())
@@ -159,33 +162,34 @@ def _parse_json(body: bytes) -> Any:
     try:
         return json.loads(
             body.decode(),
-            object_pairs_hook=_object,
-            parse_int=_number,
-            parse_float=_number,
-            parse_constant=_constant,
+            # Called for each object, each number, and each NaN and Infinity.
+            object_pairs_hook=_without_repeats,
+            parse_int=_read_number,
+            parse_float=_read_number,
+            parse_constant=_refuse_constant,
         )
     except (ValueError, RecursionError) as error:
         raise _malformed(f"is not JSON: {error}") from None
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) < len(pairs):
         raise ValueError("a member is given twice")
     return members
 
 
-def _number(literal: str) -> int | Decimal:
+def _read_number(literal: str) -> int | Decimal:
     """Read a number; a whole one is an int however it is written, as 1.0 or 1e3."""
     try:
         number = Decimal(literal)
     except InvalidOperation:
         return Decimal("NaN")  # its exponent is past what decimal can hold
-    # A whole number can have a billion digits: far past any int64, it stays as it is.
+    # As an int, 1e999999999 would fill the memory: it is left for the schema to refuse.
     if -(10**20) < number < 10**20 and number == int(number):
         return int(number)
     return number
 
 
-def _constant(name: str) -> NoReturn:
+def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON number")

@@ -33,8 +33,8 @@ CREATE_SCHEMA = f"""
     COMMIT;
 """
 
-# The one definition of a pet's JSON: SQLite renders it, nothing takes it apart again,
-# and all text comes as bytes (see Place.connect).
+# The one definition of a pet's JSON: SQLite renders it, as bytes, and nothing takes it
+# apart again.
 PET = "json_object('id', id, 'name', name, 'categoryId', category_id, 'status', status)"
 
 INSERT_PET = f"""
@@ -49,10 +49,10 @@ SELECT_ANY = "SELECT id, name, category_id, status FROM pets LIMIT 1"
 def _select_page(condition: str) -> str:
     """Return the query for a page: its JSON, and its last id if another page follows.
 
-    To look up the last id first, and then all up to it, is quicker than a LIMIT on the
-    pets themselves. Where there is none so far on, all that are left are the page.
+    First comes the id of the `limit`-th pet, or NULL where fewer are left; then all up
+    to it, or all that are left, by their ids. (A LIMIT on the pets is slower.)
     """
-    last_id_of_a_full_page = f"""
+    limit_th_id = f"""
         SELECT id FROM pets WHERE id > :after {condition}
         ORDER BY id LIMIT 1 OFFSET :limit - 1
     """
@@ -63,7 +63,7 @@ def _select_page(condition: str) -> str:
         FROM (
             SELECT json_group_array({PET}) AS page, max(id) AS last FROM pets
             WHERE id > :after {condition}
-            AND id <= ifnull(({last_id_of_a_full_page}), {2**63 - 1})
+            AND id <= ifnull(({limit_th_id}), {2**63 - 1})
         )
     """
 
@@ -84,11 +84,14 @@ class PetStore:
 
     JSON comes out as bytes, as it goes to the client. Any number of threads may call
     the methods at once. Each raises StorageUnavailable where SQLite cannot answer.
+
+    Reads go to the database, changes to the queue, which commits many of them at once:
+    what a constraint refuses fails them all, so the schema has to refuse it first.
     """
 
     def __init__(self, path: str) -> None:
         """Open the file, or make it; one that is no pet store is left as it is."""
-        # No fork may carry along what is opened here.
+        # No fork may carry along what is opened here (the end of the file has why).
         with _forking:
             self.database = Database(path)
             self.queue = WriteQueue(self.database)
