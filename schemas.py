@@ -23,7 +23,9 @@ STATUS = validate.OneOf(("available", "pending", "sold"))
 def _require_decimal(text: str) -> str:
     # int() alone would take 1_0, +5, and the digits of other scripts.
     if not CANONICAL_DECIMAL.fullmatch(text):
-        raise ValidationError("Not an integer in decimal digits.")
+        raise ValidationError(
+            "Must be decimal digits, without a sign or a leading zero."
+        )
     return text
 
 

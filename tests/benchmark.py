@@ -2,21 +2,19 @@
 
 Every figure is a ratio of two that are measured in turn; medians of many rounds are
 shown. Requests are called through WSGI in one process, beside a bare route that returns
-a ready-made body of the same size. Creates are sent to gunicorn too, on disks whose
-sync takes longer, beside the same service made to commit one pet at a time.
+a ready-made body of the same size. Creates are sent to gunicorn, on disks whose sync
+takes longer, beside the same service made to commit one pet at a time.
 """
 
 import json
-import os
 import socket
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from io import BytesIO
-from itertools import cycle, islice
+from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -33,19 +31,16 @@ SMALL, LARGE = 1_000, 1_000_000
 ROUNDS, CALLS = 40, 100
 SERVED_ROUNDS, SERVED_SECONDS = 5, 1.0
 
-NEW_PET = json.dumps({"name": "Rex", "categoryId": 1, "status": "sold"}).encode()
-FILL = """
-    WITH RECURSIVE numbers (n) AS (
-        SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < ?
-    )
-    INSERT INTO pets (name, category_id, status)
-    SELECT
-        'Pet number ' || n, n % 10,
-        CASE n % 3 WHEN 0 THEN 'sold' WHEN 1 THEN 'pending' ELSE 'available' END
-    FROM numbers
-"""
+INSERT = "INSERT INTO pets (name, category_id, status) VALUES (?, ?, ?)"
+STATUSES = ("sold", "pending", "available")
 
-Environ = dict[str, Any]
+# The name of what is asked for, its path past a pet, and how many pets it returns.
+OPERATIONS = [
+    ("list 20", "/v1/pets?limit=20&after={}", 20),
+    ("of a status", "/v1/pets?status=sold&after={}", 20),
+    ("list 100", "/v1/pets?limit=100&after={}", 100),
+    ("get", "/v1/pets/{}", 1),
+]
 
 
 def show(*cells: str) -> None:
@@ -53,127 +48,84 @@ def show(*cells: str) -> None:
     print(cells[0].ljust(34), *(cell.rjust(16) for cell in cells[1:]), flush=True)
 
 
-def bare_app() -> Flask:
-    """Return an application whose routes do nothing but return a ready-made body."""
-    app = Flask("bare", static_folder=None)
-    pet = {"id": 1, "name": "Pet number 1", "categoryId": 1, "status": "available"}
-
-    def add(path: str, body: object) -> None:
-        text = json.dumps(body, separators=(",", ":")).encode()
-        app.add_url_rule(
-            path,
-            path,
-            lambda: Response(text, mimetype="application/json"),
-            methods=["GET", "POST"],
-        )
-
-    add("/pet", pet)
-    add("/pets20", [pet] * 20)
-    add("/pets100", [pet] * 100)
-    return app
-
-
-def filled_store(folder: Path, count: int) -> Path:
-    """Make a database file with `count` pets."""
-    path = folder / f"{count}.db"
-    create_app({"API_KEYS": KEY, "DATABASE": path})
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute(FILL, [count])
-    return path
-
-
 # In process.
 
 
-def request(path: str, body: bytes = b"") -> Environ:
-    """Return the WSGI environment of a GET, or of a POST where there is a body."""
-    environ = create_environ(
-        path,
-        method="POST" if body else "GET",
-        headers={**AUTHORIZED, "User-Agent": "benchmark", "Accept": "*/*"},
-        content_type="application/json" if body else None,
-        data=body,
-    )
-    # gunicorn ends the input where the body ends, and says so.
-    return {**environ, "wsgi.input_terminated": True, "body": body}
+def bare_app() -> Flask:
+    """Return an application whose routes do nothing but return ready-made pets."""
+    app = Flask("bare", static_folder=None)
+    pet = {"id": 1, "name": "Pet number 1", "categoryId": 1, "status": "available"}
+    for count in (1, 20, 100):
+        body = json.dumps([pet] * count, separators=(",", ":"))
+        view = partial(Response, body, mimetype="application/json")
+        app.add_url_rule(f"/{count}", str(count), view)
+    return app
 
 
-def seconds(app: Flask, environs: Iterator[Environ]) -> float:
+def filled_app(folder: str, count: int) -> Flask:
+    """Return the service on a new file with `count` pets."""
+    path = Path(folder, f"{count}.db")
+    app = create_app({"API_KEYS": KEY, "DATABASE": path})
+    pets = ((f"Pet number {n}", n % 10, STATUSES[n % 3]) for n in range(count))
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.executemany(INSERT, pets)
+    return app
+
+
+def seconds(app: Flask, path: str) -> float:
     """Return how long CALLS requests take, each sent as a server would."""
+    headers = {**AUTHORIZED, "User-Agent": "benchmark", "Accept": "*/*"}
+    environ = create_environ(path, headers=headers)
     start = time.perf_counter()
-    for environ in islice(environs, CALLS):
+    for _ in range(CALLS):
         answer: list[str] = []
-        environ = {**environ, "wsgi.input": BytesIO(environ["body"])}
-        result = app(environ, lambda status, *_, to=answer: to.append(status))
+        result = app(environ.copy(), lambda status, *_, to=answer: to.append(status))
         b"".join(result)
         result.close()
-        assert answer[0][0] == "2", (environ["PATH_INFO"], answer)
+        assert answer == ["200 OK"], (path, answer)
     return time.perf_counter() - start
 
 
-def places(pattern: str, size: int) -> Callable[[int], list[list[str]]]:
-    """Return the paths of the first place in a store of so many pets, and the last."""
-    return lambda count: [[pattern.format(n)] for n in (1, count - 3 * size)]
-
-
-def pages(count: int) -> list[list[str]]:
-    """Return the paths of 500 pages, more than the service remembers, twice."""
-    step = (count - 20) // 500
-    return [[f"/v1/pets?limit=20&after={n * step}" for n in range(500)]] * 2
-
-
-OPERATIONS = [
-    ("list 20", "/pets20", places("/v1/pets?limit=20&after={}", 20), b""),
-    ("of a status", "/pets20", places("/v1/pets?status=sold&after={}", 20), b""),
-    ("another page each time", "/pets20", pages, b""),
-    ("list 100", "/pets100", places("/v1/pets?limit=100&after={}", 100), b""),
-    ("get", "/pet", places("/v1/pets/{}", 0), b""),
-    ("create, without the sync", "/pet", places("/v1/pets", 0), NEW_PET),
-]
-
-
-def in_process(folder: Path) -> None:
-    """Measure every operation on a small and a large store, first place and last."""
-    apps = {
-        count: create_app({"API_KEYS": KEY, "DATABASE": filled_store(folder, count)})
-        for count in (SMALL, LARGE)
-    }
+def in_process(folder: str) -> None:
+    """Measure every operation on a small store and on both ends of a large one."""
     bare = bare_app()
-    show(
-        "as a multiple of the bare route", f"{SMALL:,} pets", f"{LARGE:,} pets", "last"
-    )
-    for name, bare_path, paths, body in OPERATIONS:
-        measured = [(bare, cycle([request(bare_path, body)]))] + [
-            (app, cycle([request(path, body) for path in place]))
-            for count, app in apps.items()
-            for place in paths(count)
-        ]
+    small, large = (filled_app(folder, count) for count in (SMALL, LARGE))
+    sizes = f"{SMALL:,} pets", f"{LARGE:,} pets", "its last"
+    show("as a multiple of the bare route", *sizes)
+    for name, path, count in OPERATIONS:
+        first, last = path.format(1), path.format(LARGE - 3 * count)
+        measured = [(bare, f"/{count}"), (small, first), (large, first), (large, last)]
         times = [[seconds(*one) for one in measured] for _ in range(ROUNDS)]
-        first, _, large, last = (
-            f"{median(row[n] / row[0] for row in times):.2f} x" for n in range(1, 5)
-        )
-        show(name, first, large, last)
+        ratios = [[one / base for one in others] for base, *others in times]
+        show(name, *(f"{median(column):.2f} x" for column in zip(*ratios, strict=True)))
 
 
 # Served.
 
+BODY = json.dumps({"name": "Rex", "categoryId": 1, "status": "sold"})
+CREATE = f"""POST /v1/pets HTTP/1.1
+Host: localhost
+Authorization: Bearer {KEY}
+Content-Type: application/json
+Content-Length: {len(BODY)}
 
-def requests_per_second(port: int, request: bytes, connections: int) -> float:
-    """Send a request over and over on some connections, and count the answers."""
+{BODY}""".replace("\n", "\r\n").encode()
+
+
+def creates_per_second(port: int, connections: int) -> float:
+    """Create pets over and over on some connections, and count the answers."""
     stop = threading.Event()
 
     def work() -> int:
         count = 0
         with socket.create_connection(("127.0.0.1", port), 30) as connection:
             while not stop.is_set():
-                connection.sendall(request)
-                answer = connection.recv(65_536)
-                head, _, body = answer.partition(b"\r\n\r\n")
-                assert head.startswith(b"HTTP/1.1 20"), head
-                _, _, rest = head.lower().partition(b"content-length: ")
-                missing = int(rest.partition(b"\r\n")[0]) - len(body)
-                while missing:
-                    missing -= len(connection.recv(missing))
+                connection.sendall(CREATE)
+                answer = b""
+                while not answer.endswith(b"}\n"):
+                    answer += (received := connection.recv(65_536))
+                    assert received, f"it closed the connection after {answer!r}"
+                assert answer.startswith(b"HTTP/1.1 201 "), answer
                 count += 1
         return count
 
@@ -184,25 +136,6 @@ def requests_per_second(port: int, request: bytes, connections: int) -> float:
         stop.set()
         answers = sum(count.result() for count in counts)
     return answers / (time.perf_counter() - start)
-
-
-def compare(name: str, targets: list[tuple[int, bytes]], connections: int) -> None:
-    """Send requests to two ports in turn; show the two rates and their ratio."""
-    pairs = [
-        [requests_per_second(*target, connections) for target in targets]
-        for _ in range(SERVED_ROUNDS)
-    ]
-    ours, others = (median(rates) for rates in zip(*pairs, strict=True))
-    ratio = median(rate / other for rate, other in pairs)
-    show(f"{name}, {connections}", f"{ours:,.0f}/s", f"{others:,.0f}/s", f"{ratio:.2f}")
-
-
-def http(path: str, body: bytes = b"") -> bytes:
-    """Return a request as its bytes."""
-    head = [f"{'POST' if body else 'GET'} {path} HTTP/1.1", "Host: localhost"]
-    head += [f"Authorization: Bearer {KEY}", "Content-Type: application/json"]
-    head += [f"Content-Length: {len(body)}"] if body else []
-    return "\r\n".join([*head, "", ""]).encode() + body
 
 
 def served(delay: int, *, shares: bool) -> Flask:
@@ -230,29 +163,31 @@ def served(delay: int, *, shares: bool) -> Flask:
     return create_app()
 
 
-def creates(folder: Path) -> None:
+def creates(folder: str) -> None:
     """Measure creates on disks whose sync takes longer, beside one commit a pet."""
     show("creates, connections", "shared commits", "one a pet", "ratio")
     for delay in (0, 1, 4):
-        commands = [
+        shared, single = (
             [*COMMAND[:-1], f"tests.benchmark:served({delay}, shares={shares})"]
             for shares in (True, False)
-        ]
+        )
         with (
-            serving(folder / f"shared{delay}.db", commands[0]) as ours,
-            serving(folder / f"single{delay}.db", commands[1]) as other,
+            serving(Path(folder, f"shared{delay}.db"), shared) as ours,
+            serving(Path(folder, f"single{delay}.db"), single) as other,
         ):
-            for connections in (1, 8, 16):
-                targets = [
-                    (one.port, http("/v1/pets", NEW_PET)) for one in (ours, other)
+            for connections in (8, 16):
+                pairs = [
+                    [creates_per_second(one.port, connections) for one in (ours, other)]
+                    for _ in range(SERVED_ROUNDS)
                 ]
-                compare(f"sync {delay} ms longer", targets, connections)
+                rates = [f"{median(rate):,.0f}/s" for rate in zip(*pairs, strict=True)]
+                ratio = median(our / its for our, its in pairs)
+                show(f"sync {delay} ms longer, {connections}", *rates, f"{ratio:.2f}")
 
 
 if __name__ == "__main__":
     # Files in memory have no disk to wait for.
-    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
-    with TemporaryDirectory(dir=memory) as folder:
-        in_process(Path(folder))
+    with TemporaryDirectory(dir="/dev/shm") as folder:
+        in_process(folder)
     with TemporaryDirectory() as folder:
-        creates(Path(folder))
+        creates(folder)

@@ -13,9 +13,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from tests.checks import next_path
 
@@ -23,7 +23,6 @@ ROOT = Path(__file__).parent.parent
 COMMAND = shlex.split(Path(ROOT, "Procfile").read_text().removeprefix("web: "))
 KEY = "served-key"
 AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
-JSON = {"Content-Type": "application/json"}
 PATIENCE = 10.0
 
 
@@ -75,22 +74,19 @@ def send(port: int, data: bytes) -> bytes:
         return read_all(connection)
 
 
-class Client:
+class Client(AbstractContextManager["Client"]):
     """One connection to the service, kept open for the length of a `with` block."""
 
     def __init__(self, port: int, timeout: float = PATIENCE) -> None:
         self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.connection.close()
 
     def request(self, method: str, path: str, body: object = None) -> Answer:
         """Send a request with the key, and `body` as JSON unless it is None."""
+        headers = {**AUTHORIZED, "Content-Type": "application/json"}
         data = None if body is None else json.dumps(body)
-        headers = AUTHORIZED if data is None else {**AUTHORIZED, **JSON}
         self.connection.request(method, path, data, headers)
         response = self.connection.getresponse()
         content = response.read()
@@ -103,29 +99,28 @@ class Service:
     def __init__(self, database: Path, command: list[str] = COMMAND) -> None:
         self.database = database
         self.log_file = database.with_suffix(".log")
-        self.environment = environment(
-            GUNICORN_CMD_ARGS="--bind 127.0.0.1:0",
-            PETSTORE_API_KEYS=KEY,
-            PETSTORE_DATABASE=str(database),
-        )
-        with self.log_file.open("ab") as log:
-            self.seen = log.tell()
+        with self.log_file.open("wb") as log:
             self.process = subprocess.Popen(
                 command,
                 cwd=ROOT,
-                env=self.environment,
+                env=environment(
+                    GUNICORN_CMD_ARGS="--bind 127.0.0.1:0",
+                    FLASK_RUN_PORT="0",
+                    PETSTORE_API_KEYS=KEY,
+                    PETSTORE_DATABASE=str(database),
+                ),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        [port] = self.wait_for_log(r"Listening at: http://127\.0\.0\.1:(\d+)")
+        [port] = self.wait_for_log(r"http://127\.0\.0\.1:(\d+)")
         self.port = int(port)
         # Answered once a worker is up.
         assert self.request("GET", "/healthz").status == 200
 
     def log(self) -> str:
         """Return what this process, and no earlier one, has logged."""
-        return self.log_file.read_bytes()[self.seen :].decode()
+        return self.log_file.read_text()
 
     def wait_for_log(self, pattern: str, count: int = 1) -> list[str]:
         """Return the matches of a pattern in the log, once there are `count`."""

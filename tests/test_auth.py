@@ -6,6 +6,7 @@ from werkzeug.test import TestResponse
 
 from app import create_app
 from tests.checks import assert_error
+from tests.requests import REQUESTS, Request
 
 
 def list_pets(keys: str, authorization: str) -> TestResponse:
@@ -16,7 +17,6 @@ def list_pets(keys: str, authorization: str) -> TestResponse:
 @pytest.mark.parametrize(
     ("keys", "authorization"),
     [
-        ("k", "Bearer k"),
         ("k", "bearer k"),
         ("k", "BEARER   k  "),
         ("a, b ,,c", "Bearer a"),
@@ -31,10 +31,7 @@ def test_a_key_of_the_list_gets_in(keys: str, authorization: str) -> None:
     assert list_pets(keys, authorization).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "authorization",
-    ["", "k", "Bearer", "Bearer  ", "Basic azpr", "Bearerx k", "Bearer\tk"],
-)
+@pytest.mark.parametrize("authorization", ["k", "Bearer", "Bearer  ", "Basic azpr"])
 def test_no_bearer_key_is_a_missing_key(authorization: str) -> None:
     response = list_pets("k", authorization)
     assert_error(response, 401, "missing_api_key")
@@ -43,44 +40,26 @@ def test_no_bearer_key_is_a_missing_key(authorization: str) -> None:
 
 @pytest.mark.parametrize(
     ("keys", "key"),
-    [("k", "K"), ("k", "kk"), ("k", "k,k"), ("k", "k,Bearer k"), ("a,b", "a,b")]
-    + [("a,b", ","), ("k", "é"), ("é", "e")],
+    [("k", "K"), ("k", "kk"), ("k", "k,k"), ("a,b", "a,b"), ("a,b", ","), ("k", "é")],
 )
 def test_any_other_key_is_invalid(keys: str, key: str) -> None:
     response = list_pets(keys, f"Bearer {key}")
     assert_error(response, 401, "invalid_api_key")
-    assert response.headers["WWW-Authenticate"] == (
-        'Bearer realm="petstore", error="invalid_token"'
-    )
+    challenge = 'Bearer realm="petstore", error="invalid_token"'
+    assert response.headers["WWW-Authenticate"] == challenge
 
 
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("GET", "/v1/pets?limit=0"),
-        ("HEAD", "/v1/pets"),
-        ("POST", "/v1/pets"),
-        ("GET", "/v1/pets/abc"),
-        ("DELETE", "/v1/pets/1"),
-        ("GET", "/v1//pets"),
-        ("GET", "/v1%2Fpets"),
-        ("GET", "/v1/openapi.json/"),
-        ("GET", "/v1/"),
-    ],
-)
-def test_without_a_key_everything_under_v1_is_401(
-    anonymous: FlaskClient, method: str, path: str
+@pytest.mark.parametrize("row", [row for row in REQUESTS if not row.before], ids=str)
+def test_without_a_key_everything_under_v1_is_401_but_options_and_the_document(
+    client: FlaskClient, monkeypatch: pytest.MonkeyPatch, row: Request
 ) -> None:
-    for headers in ({}, {"Authorization": "Bearer wrong"}):
-        assert anonymous.open(path, method=method, headers=headers).status_code == 401
+    is_open = row.method == "OPTIONS" or row.path == "/v1/openapi.json"
+    needs_key = row.path.startswith(("/v1/", "/v1%2F")) and not is_open
+    for authorization in ("", "Bearer other"):
+        response = row.send(client, monkeypatch, Authorization=authorization)
+        assert response.status_code == (401 if needs_key else row.status)
 
 
-@pytest.mark.parametrize("path", ["/v1", "/v10/pets", "/V1/pets"])
-def test_outside_of_v1_nobody_needs_a_key(anonymous: FlaskClient, path: str) -> None:
-    assert_error(anonymous.get(path), 404, "not_found")
-
-
-def test_the_key_comes_before_the_body(anonymous: FlaskClient) -> None:
-    for data, media_type in [(b"[" * 70_000, "application/json"), (b"x", "text/plain")]:
-        response = anonymous.post("/v1/pets", data=data, content_type=media_type)
-        assert_error(response, 401, "missing_api_key")
+def test_the_health_check_needs_no_key(anonymous: FlaskClient) -> None:
+    response = anonymous.get("/healthz")
+    assert (response.status_code, response.get_json()) == (200, {"status": "ok"})

@@ -6,85 +6,68 @@ from pathlib import Path
 import pytest
 from flask.testing import FlaskClient
 from werkzeug.exceptions import TooManyRequests
+from werkzeug.test import TestResponse
 
 from tests.checks import PET, assert_error, assert_unavailable
 from tests.requests import REQUESTS, Request
 
-EXPOSED = "Deprecation, Link, Location, Retry-After, Sunset"
 
-
-def fail(client: FlaskClient, error: Exception) -> None:
-    """Let the application raise an exception at /fail."""
-
-    def view() -> None:
-        raise error
-
-    client.application.add_url_rule("/fail", view_func=view)
-
-
-@pytest.mark.parametrize(
-    "request_", REQUESTS, ids=lambda row: f"{row.method} {row.path} {row.status}"
-)
+@pytest.mark.parametrize("row", REQUESTS, ids=str)
 def test_an_answer_is_a_success_or_the_error_body_and_any_page_may_read_it(
-    file_client: FlaskClient, monkeypatch: pytest.MonkeyPatch, request_: Request
+    file_client: FlaskClient, monkeypatch: pytest.MonkeyPatch, row: Request
 ) -> None:
-    response = request_.send(file_client, monkeypatch)
-    assert response.status_code == request_.status
-    if request_.code:
-        assert_error(response, request_.status, request_.code)
+    response = row.send(file_client, monkeypatch)
+    assert response.status_code == row.status
+    if row.code:
+        assert_error(response, row.status, row.code)
+    exposed = "Deprecation, Link, Location, Retry-After, Sunset"
     for name, value in (
         ("Cache-Control", "no-store"),
         ("X-Content-Type-Options", "nosniff"),
         ("Access-Control-Allow-Origin", "*"),
-        ("Access-Control-Expose-Headers", EXPOSED),
+        ("Access-Control-Expose-Headers", exposed),
     ):
         assert response.headers.getlist(name) == [value]
     assert "Access-Control-Allow-Credentials" not in response.headers
+    is_preflight = row.method == "OPTIONS" and not row.code
+    assert ("Access-Control-Allow-Methods" in response.headers) == is_preflight
 
 
 @pytest.mark.parametrize(
-    ("path", "methods"),
-    [
-        ("/v1/pets", "GET, HEAD, OPTIONS, POST"),
-        ("/v1/pets/1", "GET, HEAD, OPTIONS"),
-        ("/v1/openapi.json", "GET, HEAD, OPTIONS"),
-        ("/healthz", "GET, HEAD, OPTIONS"),
-        ("/", "GET, HEAD, OPTIONS"),
-    ],
+    "path", ["/v1/pets", "/v1/pets/1", "/v1/openapi.json", "/healthz", "/"]
 )
 def test_a_refused_method_and_options_name_the_methods(
-    client: FlaskClient, anonymous: FlaskClient, path: str, methods: str
+    client: FlaskClient, anonymous: FlaskClient, path: str
 ) -> None:
+    methods = f"GET, HEAD, OPTIONS{', POST' if path == '/v1/pets' else ''}"
     refused = client.delete(path)
     message = assert_error(refused, 405, "method_not_allowed")
     assert message == f"This path does not take the method. It takes {methods}."
-    assert ", ".join(sorted(refused.allow)) == methods
     options = anonymous.options(path)
     assert (options.status_code, options.data) == (200, b"")
-    assert ", ".join(sorted(options.allow)) == methods
     allowed = options.headers["Access-Control-Allow-Methods"]
-    assert ", ".join(sorted(allowed.split(", "))) == methods
+    for names in (refused.headers["Allow"], options.headers["Allow"], allowed):
+        assert ", ".join(sorted(names.split(", "))) == methods
     headers = options.headers["Access-Control-Allow-Headers"]
     assert headers == "Authorization, Content-Type"
     assert options.headers["Access-Control-Max-Age"] == "7200"
 
 
-def test_a_wrong_path_leads_to_the_document(client: FlaskClient) -> None:
-    message = assert_error(client.get("/pets"), 404, "not_found")
-    assert message == ("Nothing is at this path. /v1/openapi.json lists what there is.")
-
-
-@pytest.mark.parametrize("host", ["pet_store:8000", "example.com:", "[::1]:80", "a:b"])
-def test_any_host_will_do(client: FlaskClient, host: str) -> None:
-    assert client.get("/v1/pets", headers={"Host": host}).get_json() == []
-
-
 # Whatever else an application may raise.
 
 
+def fail(client: FlaskClient, error: Exception) -> TestResponse:
+    """Let the application raise an exception, and return the answer."""
+
+    def view() -> None:
+        raise error
+
+    client.application.add_url_rule("/fail", view_func=view)
+    return client.get("/fail")
+
+
 def test_another_http_error_takes_its_standard_phrase(client: FlaskClient) -> None:
-    fail(client, TooManyRequests(retry_after=7))
-    response = client.get("/fail")
+    response = fail(client, TooManyRequests(retry_after=7))
     assert_error(response, 429, "too_many_requests")
     assert response.headers["Retry-After"] == "7"
 
@@ -92,8 +75,7 @@ def test_another_http_error_takes_its_standard_phrase(client: FlaskClient) -> No
 def test_a_bug_is_logged_and_not_told(
     client: FlaskClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fail(client, KeyError("the secret"))
-    response = client.get("/fail")
+    response = fail(client, KeyError("the secret"))
     assert_error(response, 500, "internal_error")
     assert "secret" not in response.text
     assert "KeyError: 'the secret'" in caplog.text
@@ -102,7 +84,6 @@ def test_a_bug_is_logged_and_not_told(
 def test_a_store_that_cannot_answer_is_logged_and_not_told(
     file_client: FlaskClient, database: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert file_client.post("/v1/pets", json=PET).status_code == 201
     database.rename(database.with_suffix(".gone"))
     caplog.clear()
     response = file_client.post("/v1/pets", json=PET)

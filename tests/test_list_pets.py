@@ -18,13 +18,6 @@ def walk(client: FlaskClient, path: str) -> list[list[int]]:
     return pages
 
 
-def test_an_empty_store_lists_no_pets(client: FlaskClient) -> None:
-    response = client.get("/v1/pets")
-    assert (response.status_code, response.data) == (200, b"[]\n")
-    assert response.content_type == "application/json"
-    assert "Link" not in response.headers
-
-
 def test_pets_are_listed_whole_and_oldest_first(client: FlaskClient) -> None:
     add_pets(client, "sold", "available")
     assert client.get("/v1/pets").get_json() == [
@@ -40,27 +33,18 @@ def test_a_page_holds_twenty_pets_unless_told(client: FlaskClient) -> None:
     assert response.headers["Link"] == '</v1/pets?limit=20&after=20>; rel="next"'
 
 
-@pytest.mark.parametrize("limit", [1, 2, 3, 6, 7, 8, 100])
-def test_following_next_visits_every_pet_once(client: FlaskClient, limit: int) -> None:
-    ids = add_pets(client, *["pending"] * 7)
-    pages = walk(client, f"/v1/pets?limit={limit}")
-    assert sum(pages, []) == ids
-    assert all(len(page) == limit for page in pages[:-1])
-    assert pages[-1]
-
-
-@pytest.mark.parametrize("limit", [1, 3, 4, 100])
-def test_following_next_keeps_the_filter(client: FlaskClient, limit: int) -> None:
-    ids = add_pets(client, *["sold", "available", "pending", "sold"] * 2)
-    pages = walk(client, f"/v1/pets?limit={limit}&status=sold")
-    assert sum(pages, []) == [ids[0], ids[3], ids[4], ids[7]]
-    assert pages[-1]
-
-
-def test_next_names_limit_status_and_after(client: FlaskClient) -> None:
-    add_pets(client, "sold", "available", "sold")
-    link = client.get("/v1/pets?status=sold&limit=1").headers["Link"]
-    assert link == '</v1/pets?limit=1&status=sold&after=1>; rel="next"'
+@pytest.mark.parametrize("limit", [1, 2, 3, 6, 7, 100])
+def test_following_next_visits_every_pet_of_the_filter_once(
+    client: FlaskClient, limit: int
+) -> None:
+    pets = ["sold", "available", "pending", "sold", "sold", "pending", "sold"]
+    add_pets(client, *pets)
+    for query in ("", "&status=available", "&status=pending", "&status=sold"):
+        wanted = [n for n, status in enumerate(pets, 1) if not query or status in query]
+        pages = walk(client, f"/v1/pets?limit={limit}{query}")
+        assert sum(pages, []) == wanted
+        assert all(len(page) == limit for page in pages[:-1])
+        assert pages[-1]
 
 
 def test_a_pet_added_meanwhile_is_on_a_later_page(client: FlaskClient) -> None:
@@ -77,27 +61,16 @@ def test_only_pets_past_after_are_listed(client: FlaskClient) -> None:
     assert walk(client, "/v1/pets?after=9223372036854775807") == [[]]
 
 
-@pytest.mark.parametrize("status", ["available", "pending", "sold"])
-def test_a_status_lists_only_its_pets(client: FlaskClient, status: str) -> None:
-    add_pets(client, "available", "pending", "sold")
-    pets = client.get(f"/v1/pets?status={status}").get_json()
-    assert [pet["status"] for pet in pets] == [status]
-
-
-@pytest.mark.parametrize("query", ["limit=1", "limit=100", "Limit=0", "x=1&x=2", "%ff"])
-def test_other_queries_are_fine(client: FlaskClient, query: str) -> None:
-    assert client.get(f"/v1/pets?{query}").status_code == 200
-
-
-NOT_CANONICAL = ["", "x", "1_0", "+5", "-1", "%D9%A3", "1%D9%A3", "%205", "5%20", "1.5"]
-NOT_CANONICAL += ["1e1", "007", "%00", "%FF", "1%0A", "9223372036854775808", "9" * 5000]
+def test_other_parameters_are_ignored(client: FlaskClient) -> None:
+    assert client.get("/v1/pets?Limit=0&x=1&x=2&%ff").get_json() == []
 
 
 @pytest.mark.parametrize(
     "query",
-    ["limit=0", "limit=101", "status=", "status=SOLD", "status=%FF"]
-    + [f"limit={text}" for text in NOT_CANONICAL]
-    + [f"after={text}" for text in NOT_CANONICAL],
+    ["limit=0", "limit=101", "status=", "status=SOLD", "status=%FF", "after=-1"]
+    + ["after=", "after=01", "after=1.5", "after=9223372036854775808"]
+    + [f"limit={text}" for text in ("", "x", "1_0", "+5", "%205", "5%20", "1.5", "007")]
+    + [f"limit={text}" for text in ("%D9%A3", "1%D9%A3", "1%0A", "9" * 5000)],
 )
 def test_a_parameter_that_breaks_its_rule_is_named(
     client: FlaskClient, query: str
@@ -107,26 +80,23 @@ def test_a_parameter_that_breaks_its_rule_is_named(
 
 
 @pytest.mark.parametrize(
-    ("query", "name"),
-    [("limit=5&limit=5", "limit"), ("status=sold&x=1&status=sold", "status")],
+    ("query", "message"),
+    [
+        ("limit=5&limit=5", "Give limit only once."),
+        ("status=&limit=5&x=1&status=&limit=5", "Give limit and status only once."),
+        (
+            "limit=0&status=x&after=y",
+            "limit: Must be greater than or equal to 1 and less than or equal to 100. "
+            "status: Must be one of: available, pending, sold. "
+            "after: Must be decimal digits, without a sign or a leading zero.",
+        ),
+    ],
 )
-def test_a_parameter_given_twice_is_refused(
-    client: FlaskClient, query: str, name: str
+def test_every_parameter_at_fault_is_named(
+    client: FlaskClient, query: str, message: str
 ) -> None:
-    message = assert_error(client.get(f"/v1/pets?{query}"), 400, "invalid_query")
-    assert message == f"Give {name} only once."
-
-
-def test_every_parameter_at_fault_is_named(client: FlaskClient) -> None:
-    response = client.get("/v1/pets?limit=0&status=x&after=y")
-    assert assert_error(response, 400, "invalid_query") == (
-        "limit: Must be greater than or equal to 1 and less than or equal to 100. "
-        "status: Must be one of: available, pending, sold. "
-        "after: Not an integer in decimal digits."
-    )
-
-
-# The latest queries are remembered.
+    response = client.get(f"/v1/pets?{query}")
+    assert assert_error(response, 400, "invalid_query") == message
 
 
 def test_the_same_query_lists_what_there_is_by_now(client: FlaskClient) -> None:
@@ -135,10 +105,8 @@ def test_the_same_query_lists_what_there_is_by_now(client: FlaskClient) -> None:
         assert len(client.get("/v1/pets?limit=5").get_json()) == number
 
 
-def test_no_number_of_queries_fills_the_memory(client: FlaskClient) -> None:
-    for number in range(300):
-        assert client.get(f"/v1/pets?after={number}").status_code == 200
-    assert schemas.parse_list_query.cache_info().currsize <= 256
+def test_the_queries_that_are_remembered_do_not_fill_the_memory() -> None:
+    assert schemas.parse_list_query.cache_info().maxsize
 
 
 def test_head_answers_like_get_without_the_body(client: FlaskClient) -> None:

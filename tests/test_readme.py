@@ -3,8 +3,6 @@
 import json
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -15,7 +13,7 @@ from app import StartError, create_app
 from errors import STANDARD_ERRORS
 from tests.conftest import client_of
 from tests.requests import REQUESTS
-from tests.service import COMMAND, KEY, ROOT, serving
+from tests.service import COMMAND, KEY, ROOT, run, serving
 
 README = (ROOT / "README.md").read_text("utf-8")
 
@@ -25,75 +23,63 @@ def section(title: str) -> str:
     return README.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
-def blocks(text: str, language: str) -> list[str]:
-    """Return the fenced blocks of a language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+def block(title: str, language: str) -> str:
+    """Return the one fenced block of a language below a heading."""
+    pattern = rf"^```{language}\n(.*?)^```$"
+    [text] = re.findall(pattern, section(title), re.DOTALL | re.MULTILINE)
+    return text
 
 
-def test_run_and_test_are_one_line_each() -> None:
-    [run] = blocks(section("Run"), "sh")
-    [test] = blocks(section("Test"), "sh")
-    assert run.count("\n") == test.count("\n") == 1
+def first_column(title: str) -> list[str]:
+    """Return the code that begins each row of the table below a heading."""
+    return re.findall(r"^\| `(.*?)`", section(title), re.MULTILINE)
 
 
 def test_the_first_requests_get_the_answers_shown() -> None:
     client = create_app({"API_KEYS": "demo-key", "DATABASE": ":memory:"}).test_client()
-    [shown] = blocks(section("Run"), "console")
-    pairs = re.findall(r"^\$ (.*)\n(.*)\n", shown, re.MULTILINE)
-    assert len(pairs) == 2
-    for command, answer in pairs:
-        _, _, url, *options = shlex.split(command)
-        given = list(zip(options[::2], options[1::2], strict=True))
-        data = next((text for name, text in given if name == "-d"), None)
+    shown = re.findall(r"^\$ (.*)\n(.*\n)", block("Run", "console"), re.MULTILINE)
+    assert len(shown) == 2
+    for command, answer in shown:
+        data = "".join(re.findall("-d '(.*?)'", command))
         response = client.open(
-            urlsplit(url).path,
+            urlsplit(command.split()[2]).path,
             method="POST" if data else "GET",
-            headers=[text.split(": ") for name, text in given if name == "-H"],
+            headers=[text.split(": ") for text in re.findall("-H '(.*?)'", command)],
             data=data,
         )
-        assert response.text == f"{answer}\n"
+        assert response.text == answer
 
 
 def test_the_client_in_python_adds_a_pet_follows_every_page_and_shows_an_error(
     database: Path,
 ) -> None:
-    [client] = blocks(section("Operations"), "python")
     with serving(database) as service:
         for _ in range(21):
             service.request("POST", "/v1/pets", {"name": "Tom", "categoryId": 1})
-        client = client.replace("127.0.0.1:5000", f"127.0.0.1:{service.port}")
-        said = [
-            subprocess.run(
-                [sys.executable, "-c", client.replace("demo-key", key)],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            ).stdout.splitlines()
-            for key in (KEY, "other")
+        client = block("Operations", "python").replace(":5000", f":{service.port}")
+        ended = [
+            run("python", "-c", client.replace("demo-key", key)) for key in (KEY, "x")
         ]
-    [created, *listed], [refused] = said
+    created, *listed = ended[0].stdout.splitlines()
     assert created.startswith("{'id': 22, ")
     assert listed == [*(f"{n} Tom" for n in range(1, 22)), "22 Rex"]
-    assert refused.startswith("The API key is not valid.")
+    assert ended[1].stderr.startswith("The API key is not valid.")
 
 
 def test_the_embedding_program_serves_under_its_prefix() -> None:
-    [program] = blocks(section("Embedding"), "python")
     names: dict[str, object] = {}
-    exec(program, names)
+    exec(block("Embedding", "python"), names)
     shop = names["shop"]
     assert isinstance(shop, Flask)
-    answer = Client(shop).get(
-        "/store/v1/pets", headers={"Authorization": "Bearer demo-key"}
-    )
+    headers = {"Authorization": "Bearer demo-key"}
+    answer = Client(shop).get("/store/v1/pets", headers=headers)
     assert answer.get_json() == []
     assert f"`app.{StartError.__name__}`" in section("Embedding")
 
 
 def test_the_error_shown_is_the_one_that_comes_back() -> None:
-    [shown] = blocks(section("Errors"), "json")
     response = client_of(":memory:").get("/v1/pets?limit=0")
-    assert response.get_json() == json.loads(shown)
+    assert response.get_json() == json.loads(block("Errors", "json"))
 
 
 def test_every_error_code_is_listed_with_its_status() -> None:
@@ -105,29 +91,22 @@ def test_every_error_code_is_listed_with_its_status() -> None:
 
 
 def test_every_setting_is_listed() -> None:
-    listed = re.findall(r"^\| `(PETSTORE_\w+)` \|", section("Settings"), re.MULTILINE)
-    read = re.findall(r'\("(\w+)", "(\w+)"\):', (ROOT / "app.py").read_text())
-    assert listed == [f"PETSTORE_{name}" for name in read[0]]
+    config = client_of(":memory:").application.config
+    settings = config.keys() - Flask("another").config.keys()
+    assert set(first_column("Settings")) == {f"PETSTORE_{name}" for name in settings}
 
 
 def test_every_route_is_listed() -> None:
-    app = create_app({"API_KEYS": "k", "DATABASE": ":memory:"})
     routes = {
         f"{method} {re.sub('<.*>', '{petId}', rule.rule)}"
-        for rule in app.url_map.iter_rules()
+        for rule in client_of(":memory:").application.url_map.iter_rules()
         for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}
     }
-    listed = re.findall(r"^\| `(\w+ [^`]+)` \(", section("Operations"), re.MULTILINE)
-    assert set(listed) == routes
+    assert set(first_column("Operations")) == routes
 
 
 def test_the_systemd_unit_starts_what_the_procfile_does() -> None:
-    [unit] = blocks(section("On a server"), "ini")
-    command = re.findall("^ExecStart=(.*)$", unit, re.MULTILINE)[0]
-    program, bind, address, *options = shlex.split(command)
-    assert (Path(program).name, bind, address) == (
-        COMMAND[0],
-        "--bind",
-        "127.0.0.1:8000",
-    )
-    assert options == COMMAND[1:]
+    [command] = re.findall("ExecStart=(.*)", block("On a server", "ini"))
+    program, *options = shlex.split(command)
+    bound = ["--bind", "127.0.0.1:8000"]
+    assert [Path(program).name, *options] == [COMMAND[0], *bound, *COMMAND[1:]]
