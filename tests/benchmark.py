@@ -151,7 +151,7 @@ def served(delay: int, *, shares: bool) -> Flask:
             yield connection
             time.sleep(delay / 1000)
 
-    def take_one(queue: storage.WriteQueue, _: int) -> dict[Future[Any], Any]:
+    def take_one(queue: storage.WriteQueue, _: int = 0) -> dict[Future[Any], Any]:
         with queue._lock:
             write = next(iter(queue._waiting))
             statement = queue._waiting.pop(write)
