@@ -214,6 +214,7 @@ class WriteQueue:
                     write.set_exception(error)
             else:
                 stored = list(zip(taken, outcomes, strict=True))
+        self._is_stalled = False
         _tell(stored)
 
     def _take(self, first: int = 0) -> dict[Future[Rows], tuple[str, Values]]:
@@ -493,7 +494,12 @@ def make_or_check(place: Place) -> None:
 
     Several processes may do so at once.
     """
-    if not os.path.isfile(place.path) or not os.path.getsize(place.path):
+    is_file = os.path.isfile(place.path)
+    if is_file and os.path.exists(f"{os.path.realpath(place.path)}-journal"):
+        # Only who may write can undo what a kill has left half done (a hot journal).
+        with closing(place.connect("rw", START_WAIT)) as connection:
+            connection.execute("PRAGMA user_version").fetchall()
+    if not is_file or not os.path.getsize(place.path):
         with closing(place.connect("rwc", START_WAIT)) as connection:
             connection.executescript(CREATE_SCHEMA)
         logging.getLogger(__name__).warning("Made a new database: %s", place.path)

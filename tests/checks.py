@@ -1,5 +1,9 @@
-"""What the tests assert, and how they make pets."""
+"""What the tests assert, how they make pets, and what other programs do to a file."""
 
+import sqlite3
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 from flask.testing import FlaskClient
@@ -30,16 +34,21 @@ def assert_unavailable(*answers: TestResponse) -> None:
         assert answer.headers["Retry-After"] == "1"
 
 
+def post(client: FlaskClient, name: str = "Rex", **members: object) -> TestResponse:
+    """Send a pet; several threads may do so at once."""
+    return client.post("/v1/pets", json={**PET, "name": name, **members})
+
+
+def add_pet(client: FlaskClient, **members: Any) -> dict[str, Any]:
+    """Add a pet, and return it as the answer has it."""
+    response = post(client, **members)
+    assert response.status_code == 201, response.text
+    return response.get_json()
+
+
 def add_pets(client: FlaskClient, *statuses: str) -> list[int]:
     """Add a pet of each status, and return their ids."""
     return [add_pet(client, status=status)["id"] for status in statuses]
-
-
-def add_pet(client: FlaskClient, **members: object) -> dict[str, Any]:
-    """Add a pet, and return it as the answer has it."""
-    response = client.post("/v1/pets", json={**PET, **members})
-    assert response.status_code == 201, response.text
-    return response.get_json()
 
 
 def all_pets(client: FlaskClient) -> list[dict[str, Any]]:
@@ -57,3 +66,26 @@ def all_pets(client: FlaskClient) -> list[dict[str, Any]]:
 def next_path(link: str) -> str:
     """Return the path in a Link header, or nothing where there is none."""
     return link.partition(">")[0].lstrip("<")
+
+
+# What other programs do to the file.
+
+
+@contextmanager
+def used_by_another(database: Path, *statements: str) -> Iterator[sqlite3.Connection]:
+    """Run statements in the file, and keep it open for the length of a `with` block."""
+    with closing(sqlite3.connect(database, isolation_level=None)) as connection:
+        for statement in statements:
+            connection.execute(statement).fetchall()
+        yield connection
+
+
+def held(database: Path) -> AbstractContextManager[object]:
+    """Hold the file as who writes does, for the length of a `with` block."""
+    return used_by_another(database, "BEGIN IMMEDIATE")
+
+
+def execute(database: Path, *statements: str) -> list[tuple[Any, ...]]:
+    """Run statements in the file, and return the rows of the last."""
+    with used_by_another(database, *statements[:-1]) as connection:
+        return connection.execute(statements[-1]).fetchall()

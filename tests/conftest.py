@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from flask import Flask
 from flask.testing import FlaskClient
 
 from app import create_app
@@ -11,13 +10,8 @@ from tests.service import AUTHORIZED, KEY
 
 
 def client_of(database: Path | str) -> FlaskClient:
-    """Return a client with the key, of a new application on a database."""
-    return client_with_key(create_app({"API_KEYS": KEY, "DATABASE": database}))
-
-
-def client_with_key(app: Flask) -> FlaskClient:
-    """Return a client that sends the key with every request."""
-    client = app.test_client()
+    """Return a client that sends the key, of a new application on a database."""
+    client = create_app({"API_KEYS": KEY, "DATABASE": database}).test_client()
     client.environ_base["HTTP_AUTHORIZATION"] = AUTHORIZED["Authorization"]
     return client
 
