@@ -95,7 +95,7 @@ def create_app(config: Mapping[str, Any] | None = None) -> Flask:
 def _default_database(app: Flask) -> Path:
     folder = Path(app.instance_path)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)
     except OSError as error:
         reason = f"it is not set, and its default cannot be made: {error}"
         raise StartError(f"PETSTORE_DATABASE: {reason}; set it to a path.") from error

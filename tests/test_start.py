@@ -1,6 +1,7 @@
 """Starting the service: the settings, the refusals, and where it can be embedded."""
 
 import multiprocessing
+import os
 import runpy
 import sqlite3
 from collections.abc import Callable
@@ -46,23 +47,28 @@ def test_without_a_key_nothing_starts(
 
 
 @pytest.mark.parametrize(
-    ("keys", "reason"),
+    ("keys", "number"),
     [
-        (["k"], "it must be a string"),
-        (b"k", "it must be a string"),
-        ("secret\nsecret", "key 1 has a character that no client can send"),
-        ("one, two, secret\rsecret", "key 3 has a character that no client can send"),
-        ("one, ,secret\0", "key 2 has a character that no client can send"),
-        ("secret\x1b[31m", "key 1 has a character that no client can send"),
-        ("\ufeffsecret", "key 1 has a character that no client can send"),
-        ("secret\ud800", "key 1 has a character that no client can send"),
+        ("secret\nsecret", 1),
+        ("one, two, secret\rsecret", 3),
+        ("one, ,secret\0", 2),
+        ("secret\x1b[31m", 1),
+        ("\ufeffsecret", 1),
+        ("secret\ud800", 1),
     ],
 )
 def test_a_key_that_no_client_can_send_is_told_by_its_number(
-    keys: object, reason: str
+    keys: str, number: int
 ) -> None:
+    reason = "has a character that no client can send; separate keys by commas"
     line = refusal(API_KEYS=keys, DATABASE=":memory:")
-    assert line.startswith(f"PETSTORE_API_KEYS: {reason}")
+    assert line == f"PETSTORE_API_KEYS: key {number} {reason}."
+
+
+def test_keys_that_are_no_string_are_refused() -> None:
+    reason = "it must be a string of keys, separated by commas"
+    line = refusal(API_KEYS=["k"], DATABASE=":memory:")
+    assert line == f"PETSTORE_API_KEYS: {reason}."
 
 
 @pytest.mark.parametrize("path", ["pets\0.db", "pets\ud800.db", b"pets.db", 7])
@@ -132,7 +138,18 @@ def test_an_unusable_database_is_named_and_left_as_it_was(
 def test_an_old_sqlite_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 37, 2))
     line = refusal(API_KEYS=KEY, DATABASE=":memory:")
-    assert "3.38 or newer is needed" in line
+    assert line.startswith("PETSTORE_DATABASE: SQLite is ")
+    assert line.endswith(", 3.38 or newer is needed.")
+
+
+def test_a_file_that_this_user_may_not_write_to_is_refused(
+    database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client_of(database)
+    # Whoever runs the tests as root may write to every file.
+    monkeypatch.setattr("os.access", lambda path, mode: mode != os.W_OK)
+    line = refusal(API_KEYS=KEY, DATABASE=database)
+    assert line == f"PETSTORE_DATABASE: {database}: this user may not write to it."
 
 
 def test_a_start_waits_for_another_that_makes_the_file(
@@ -189,8 +206,10 @@ def test_gunicorn_ends_with_the_reason_alone(database: Path) -> None:
 def test_flask_run_names_a_default_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (copy_of_the_checkout(tmp_path) / "instance").touch()
     line = line_of("flask", "run", folder=tmp_path, PETSTORE_API_KEYS=KEY)
-    assert line.startswith("Error: PETSTORE_DATABASE: it is not set, and its default ")
-    assert f"{tmp_path}/instance" in line
+    assert line == (
+        "Error: PETSTORE_DATABASE: it is not set, and its default cannot be made: "
+        f"[Errno 17] File exists: '{tmp_path}/instance'; set it to a path."
+    )
 
 
 def test_python_app_py_says_how_it_is_started() -> None:

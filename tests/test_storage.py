@@ -168,23 +168,22 @@ def test_the_path_may_lead_over_links_to_an_empty_file_or_none(
     assert (tmp_path / "folder" / "pets.db").is_symlink()
 
 
-@pytest.mark.parametrize("is_removed", [True, False])
-def test_a_store_that_is_dropped_leaves_one_whole_file_and_nothing_open(
-    database: Path, is_removed: bool
+@pytest.mark.parametrize("name", ["pets.db", "moved.db"])
+def test_a_store_that_is_dropped_leaves_a_whole_file_and_nothing_open(
+    database: Path, name: str
 ) -> None:
     threads = set(threading.enumerate())
     client = client_of(database)
     pets = [add_pet(client), add_pet(client)]
-    if is_removed:
-        wal_of(database).unlink()
+    file = database.rename(database.with_name(name))
     del client
     gc.collect()
     assert open_files(database.parent) == []
-    assert list(database.parent.iterdir()) == [database]
+    assert wal_of(database).exists() == (file != database)
     for thread in set(threading.enumerate()) - threads:
         thread.join(PATIENCE)
         assert not thread.is_alive()
-    assert all_pets(client_of(database)) == pets
+    assert all_pets(client_of(file)) == pets
 
 
 # The start.
@@ -282,11 +281,12 @@ def slow_inserts() -> Iterator[tuple[threading.Event, threading.Event]]:
 
 
 def test_eight_creates_wait_for_another_process_and_share_a_transaction(
-    file_client: FlaskClient, database: Path
+    file_client: FlaskClient, database: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with eight_waiting(file_client, database) as creates:
         # Who comes later is refused at once: not one after the other at each try.
         assert_unavailable(*(post(file_client) for _ in range(20)))
+        assert caplog.messages[-1].endswith(": the database is busy, and many wait")
         assert not wait(creates, timeout=0.4).done
     pets = pets_of(creates)
     assert [pet["id"] for pet in pets] == list(range(1, 9))
@@ -311,7 +311,7 @@ def test_any_number_waits_for_a_slow_write_even_after_the_file_was_held(
 
 
 def test_a_pet_is_refused_in_time_unless_its_transaction_has_begun(
-    database: Path, monkeypatch: pytest.MonkeyPatch
+    database: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(storage, "WRITE_WAIT", 0.3)
     with slow_inserts() as (has_begun, may_go_on), ThreadPoolExecutor(1) as threads:
@@ -319,6 +319,7 @@ def test_a_pet_is_refused_in_time_unless_its_transaction_has_begun(
         create = threads.submit(post, client)
         assert has_begun.wait(PATIENCE)
         assert_unavailable(post(client))
+        assert caplog.messages[-1].endswith(": the database was busy for too long")
         # Reads do not wait.
         assert all_pets(client) == []
         assert not create.done()
@@ -479,12 +480,13 @@ def test_a_moved_file_takes_no_pet_until_it_is_back(
 
 
 def test_an_emptied_file_takes_no_pet_and_keeps_its_wal(
-    file_client: FlaskClient, database: Path
+    file_client: FlaskClient, database: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     add_pet(file_client)
     content = wal_of(database).read_bytes()
     os.truncate(database, 0)
     assert_unavailable(post(file_client), file_client.get("/healthz"))
+    assert caplog.messages[-1].endswith(f"{database}: it has been emptied")
     assert wal_of(database).read_bytes() == content
 
 
@@ -535,7 +537,7 @@ def test_another_store_at_the_path_is_not_mixed_with_the_old_one(
 
 
 def test_a_store_moved_over_one_that_is_being_read_is_not_mixed_with_it(
-    file_client: FlaskClient, database: Path
+    file_client: FlaskClient, database: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     source, other, old = map(database.with_suffix, (".source", ".other", ".old"))
     # More than fits into a page: its first pages are of another kind than the old ones.
@@ -546,6 +548,7 @@ def test_a_store_moved_over_one_that_is_being_read_is_not_mixed_with_it(
         move_over(database, other, old)
         wal_of(database).unlink()
         assert_unavailable(post(file_client))
+    assert caplog.messages[-1].endswith(": another program still reads the old one")
     pets.append(add_pet(file_client))
     assert pets_after_kill_9(database) == all_pets(file_client) == pets
     assert pets_after_kill_9(old) == old_pets
