@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable
-from http.client import responses as phrases
+from http import HTTPStatus
 
 from flask import current_app
 from werkzeug import Response
@@ -72,7 +72,7 @@ def standard_error_body(status: int, methods: Iterable[str] = ()) -> str:
     Its code and message are those of STANDARD_ERRORS, or else the standard phrase. The
     message names the methods that are allowed, if any: curl does not show Allow.
     """
-    phrase = phrases.get(status, "Unknown Error")
+    phrase = HTTPStatus(status).phrase
     standard = (phrase.lower().replace(" ", "_"), f"{phrase}.")
     code, message = STANDARD_ERRORS.get(status, standard)
     if methods:

@@ -75,7 +75,7 @@ class Worker(ThreadWorker):
     def linger(self, sock: socket.socket) -> None:
         """Close a connection once its client has, or two seconds later."""
         try:
-            util.close_graceful(sock, 2.0, 2**30)
+            util.close_graceful(sock, max_drain=2**30)
         finally:
             self.lingering.release()
 

@@ -136,6 +136,8 @@ def test_an_unusable_database_is_named_and_left_as_it_was(
 
 
 def test_an_old_sqlite_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 38, 0))
+    client_of(":memory:")
     monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 37, 2))
     line = refusal(API_KEYS=KEY, DATABASE=":memory:")
     assert line.startswith("PETSTORE_DATABASE: SQLite is ")
