@@ -4,7 +4,6 @@ import http.client
 import json
 import os
 import re
-import resource
 import shlex
 import shutil
 import signal
@@ -16,8 +15,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from tests.checks import next_path
 
 ROOT = Path(__file__).parent.parent
 COMMAND = shlex.split(Path(ROOT, "Procfile").read_text().removeprefix("web: "))
@@ -145,22 +142,6 @@ class Service:
         """Send one request on a new connection."""
         with self.client(timeout) as client:
             return client.request(method, path, body)
-
-    def all_pets(self) -> list[dict[str, Any]]:
-        """Return every pet, page by page."""
-        pets: list[dict[str, Any]] = []
-        path = "/v1/pets?limit=100"
-        while path:
-            answer = self.request("GET", path)
-            assert answer.status == 200
-            pets += answer.body
-            path = next_path(answer.headers.get("Link", ""))
-        return pets
-
-    def limit_file_size(self, size: int) -> None:
-        """Let the worker grow no file past `size` bytes, or any if it is infinite."""
-        hard = resource.RLIM_INFINITY
-        resource.prlimit(self.worker(), resource.RLIMIT_FSIZE, (size, hard))
 
     def kill(self) -> None:
         """Kill every process of the service, as a loss of power would."""

@@ -145,17 +145,21 @@ def test_reads_go_on_while_the_file_is_held_and_only_eight_writes_wait(
 
 
 def test_a_full_disk_refuses_writes_until_there_is_room(service: Service) -> None:
-    large_pet = {**PET, "name": "x" * 40_000}
-    service.limit_file_size(1_000_000)
+    def limit_file_size(size: int) -> None:
+        limits = size, resource.RLIM_INFINITY
+        resource.prlimit(service.worker(), resource.RLIMIT_FSIZE, limits)
+
+    large_pet = {**PET, "name": "x" * 60_000}
+    limit_file_size(1_000_000)
     pets = []
     while (answer := service.request("POST", "/v1/pets", large_pet)).status == 201:
         pets.append(answer.body)
-        assert len(pets) < 100
+        assert len(pets) < 20
     assert answer.status == 503
-    assert service.all_pets() == pets
-    service.limit_file_size(resource.RLIM_INFINITY)
+    assert service.request("GET", "/v1/pets").body == pets
+    limit_file_size(resource.RLIM_INFINITY)
     pets.append(service.request("POST", "/v1/pets", large_pet).body)
-    assert service.all_pets() == pets
+    assert service.request("GET", "/v1/pets").body == pets
 
 
 # The stop.
