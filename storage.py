@@ -369,7 +369,10 @@ def _result_code(error: object) -> int:
 
 
 class Place:
-    """Where a database is, in a file or in memory: what is there, how it is opened."""
+    """Where a database is, in a file or in memory: what is there, how it is opened.
+
+    Beside the file is its WAL, in which commits are until SQLite brings them into it.
+    """
 
     def __init__(self, path: str) -> None:
         self.is_memory = path == ":memory:"
@@ -412,7 +415,7 @@ class Place:
             # The first makes the WAL, so that there is something to compare.
             with closing(self.connect("rw", wait)) as first:
                 self.require_pet_store(first)
-                self._enter_wal(first, wait)
+                enter_wal(self, first, wait)
                 first.execute(SELECT_ANY).fetchall()
                 before = self.identity()
                 reader, writer = (
@@ -463,22 +466,6 @@ class Place:
             raise self.unavailable(f"it is no pet store of this version: {found}")
         connection.execute(SELECT_ANY).fetchall()
 
-    def _enter_wal(self, connection: sqlite3.Connection, wait: float) -> None:
-        """Set the journal mode; SQLite itself does not wait for others here."""
-        if not os.access(self.path, os.W_OK):
-            raise self.unavailable("this user may not write to it")
-        deadline = monotonic() + wait
-        mode = None
-        while mode is None:
-            try:
-                mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
-            except sqlite3.OperationalError as error:
-                if _result_code(error) != sqlite3.SQLITE_BUSY or monotonic() > deadline:
-                    raise
-                sleep(0.01)
-        if mode != b"wal":
-            raise self.unavailable("its file system does not support WAL")
-
     def unavailable(self, reason: object) -> StorageUnavailable:
         """Return the exception that names the database, the reason, and what to do."""
         code = _result_code(reason)
@@ -509,6 +496,23 @@ def make_or_check(place: Place) -> None:
         verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0].decode()
         if verdict != "ok":
             raise place.unavailable(f"it is damaged: {' '.join(verdict.split())}")
+
+
+def enter_wal(place: Place, connection: sqlite3.Connection, wait: float) -> None:
+    """Set the journal mode; SQLite itself does not wait for others here."""
+    if not os.access(place.path, os.W_OK):
+        raise place.unavailable("this user may not write to it")
+    deadline = monotonic() + wait
+    mode = None
+    while mode is None:
+        try:
+            mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+        except sqlite3.OperationalError as error:
+            if _result_code(error) != sqlite3.SQLITE_BUSY or monotonic() > deadline:
+                raise
+            sleep(0.01)
+    if mode != b"wal":
+        raise place.unavailable("its file system does not support WAL")
 
 
 # A fork must carry along neither a connection (sqlite.org/howtocorrupt.html, section
