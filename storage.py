@@ -1,8 +1,7 @@
 """The pets in SQLite: every character of SQL, every sqlite3 call, nothing of HTTP.
 
 The SQL and PetStore are the lesson: whoever reads to learn may stop below PetStore.
-What stands under it is for many clients at once and for bad days: WriteQueue, Database,
-Place, what a start looks at, and forks.
+What stands under it is for many clients at once and for bad days.
 """
 
 from __future__ import annotations
@@ -102,9 +101,9 @@ class PetStore:
     def list_page(
         self, *, limit: int, status: str | None, after: int
     ) -> tuple[bytes, int | None]:
-        """Return the JSON of at most `limit` pets, and their last id if more follow.
+        """Return the JSON of a page, and its last id if another page follows.
 
-        They are the next past the id `after`, of one status or any.
+        It has at most `limit` pets past the id `after`, of one status or any.
         """
         sql = SELECT_PAGE if status is None else SELECT_PAGE_OF_STATUS
         values = {"limit": limit, "status": status, "after": after}
@@ -130,8 +129,8 @@ class PetStore:
 
 # Whoever reads to learn may stop here.
 
-# Seconds. So long SQLite waits for another process, at the start and later, before it
-# says that the database is busy; and so long a write waits for its turn.
+# Seconds that SQLite waits for another process, at the start and later, before it says
+# that the database is busy; and seconds that a write waits for its turn.
 START_WAIT = 5.0
 BUSY_WAIT = 0.25
 WRITE_WAIT = 5.0
@@ -339,14 +338,14 @@ class Database:
 
     def _failure(self, error: sqlite3.Error) -> Exception:
         """Return what to raise for an error of SQLite, which may be a bug of ours."""
-        is_damaged = _result_code(error) in DAMAGED
-        if is_damaged and self._connections:
+        code = _result_code(error)
+        if code in DAMAGED and self._connections:
             # The next who uses the database opens it anew.
             self._connections = self._connections._replace(identity=None)
-        # SQLITE_ERROR is a mistake in the SQL, which sqlite3 calls operational too.
-        is_operational = isinstance(error, sqlite3.OperationalError)
-        is_bug = not is_operational or _result_code(error) == sqlite3.SQLITE_ERROR
-        return error if is_bug and not is_damaged else self._place.unavailable(error)
+        # Python's sqlite3 calls bad SQL operational too.
+        elif not isinstance(error, sqlite3.OperationalError) or code == BAD_SQL:
+            return error
+        return self._place.unavailable(error)
 
 
 class Connections(NamedTuple):
@@ -358,6 +357,7 @@ class Connections(NamedTuple):
 
 
 # SQLite's result codes (sqlite.org/rescode.html).
+BAD_SQL = sqlite3.SQLITE_ERROR
 DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 NOT_ALLOWED = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY}
 
