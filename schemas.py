@@ -188,7 +188,7 @@ def _read_number(literal: str) -> int | Decimal:
     except InvalidOperation:
         return Decimal("NaN")  # its exponent is past what decimal can hold
     # As an int, 1e999999999 would fill the memory: it is left for the schema to refuse.
-    if -(10**20) < number < 10**20 and number == int(number):
+    if number.copy_abs() < 10**20 and number == int(number):
         return int(number)
     return number
 

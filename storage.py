@@ -191,17 +191,17 @@ class WriteQueue:
         A transaction succeeds or fails as a whole: SQLite rolls back all of it by
         itself where it runs out of memory, and what came after would be written alone.
         """
-        stored: list[tuple[Future[Rows], Rows]] = []
+        stored: dict[Future[Rows], Rows] = {}
         while self._waiting:
             taken: dict[Future[Rows], tuple[str, Values]] = {}
             try:
                 with self._database.transaction() as connection:
                     taken = self._take()
                     self._is_stalled = False
-                    outcomes = [
-                        connection.execute(*statement).fetchall()
-                        for statement in taken.values()
-                    ]
+                    outcomes = {
+                        write: connection.execute(*statement).fetchall()
+                        for write, statement in taken.items()
+                    }
                     # Now the disk syncs. Woken earlier, the threads would take the
                     # interpreter from this one at each of its statements.
                     _tell(stored)
@@ -212,7 +212,7 @@ class WriteQueue:
                 for write in taken or self._take(SEATS if self._is_stalled else 0):
                     write.set_exception(error)
             else:
-                stored = list(zip(taken, outcomes, strict=True))
+                stored = outcomes
         self._is_stalled = False
         _tell(stored)
 
@@ -229,10 +229,10 @@ class WriteQueue:
         }
 
 
-def _tell(stored: list[tuple[Future[Rows], Rows]]) -> None:
+def _tell(stored: dict[Future[Rows], Rows]) -> None:
     """Give each write its rows, once."""
     while stored:
-        write, rows = stored.pop(0)
+        write, rows = stored.popitem()
         write.set_result(rows)
 
 
