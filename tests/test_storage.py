@@ -50,9 +50,12 @@ def wal_of(database: Path) -> Path:
     return Path(f"{database}-wal")
 
 
+READ = ("BEGIN", "SELECT * FROM pets")
+
+
 def read_by_another(database: Path) -> AbstractContextManager[object]:
     """Read the file as another program would, for the length of a `with` block."""
-    return used_by_another(database, "BEGIN", "SELECT * FROM pets")
+    return used_by_another(database, *READ)
 
 
 def backup(database: Path, copy: Path) -> None:
@@ -189,14 +192,22 @@ def test_a_store_that_is_dropped_leaves_a_whole_file_and_nothing_open(
 # The start.
 
 
-def test_a_start_does_not_wait_for_ever_for_a_file_that_is_locked(
-    database: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("use", [("BEGIN EXCLUSIVE",), READ])
+def test_a_start_waits_for_who_uses_a_backup_but_not_for_ever(
+    database: Path, monkeypatch: pytest.MonkeyPatch, use: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(storage, "START_WAIT", 0.1)
-    is_refused = pytest.raises(StartError, match=f"{database}: database is locked")
-    with used_by_another(database, "BEGIN EXCLUSIVE"), is_refused:
-        client_of(database)
-    assert add_pet(client_of(database))["id"] == 1
+    client_of(database)
+    # Such is the mode of a backup. Who reads it keeps others from entering WAL.
+    execute(database, "PRAGMA journal_mode = DELETE")
+    with used_by_another(database, *use) as other, ThreadPoolExecutor(1) as threads:
+        with monkeypatch.context() as patch:
+            patch.setattr(storage, "START_WAIT", 0.1)
+            with pytest.raises(StartError, match=f"{database}: database is locked"):
+                client_of(database)
+        start = threads.submit(client_of, database)
+        assert not wait([start], timeout=0.4).done
+        other.execute("COMMIT")
+        assert all_pets(start.result()) == []
 
 
 def test_nothing_starts_where_there_can_be_no_wal(
