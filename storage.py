@@ -499,7 +499,7 @@ def make_or_check(place: Place) -> None:
 
 
 def enter_wal(place: Place, connection: sqlite3.Connection, wait: float) -> None:
-    """Set the journal mode; SQLite itself does not wait for others here."""
+    """Set the journal mode; SQLite itself does not wait for who writes here."""
     if not os.access(place.path, os.W_OK):
         raise place.unavailable("this user may not write to it")
     deadline = monotonic() + wait

@@ -139,8 +139,11 @@ def test_json_that_is_no_object_is_refused(client: FlaskClient, body: str) -> No
         (REX.encode("utf-16"), "utf-8"),
         (with_member("categoryId", "NaN"), "NaN is no JSON number"),
         (with_member("x", "[-Infinity]"), "-Infinity is no JSON number"),
-        ('{"name": "a", "categoryId": 1, "name": "b"}', "given twice"),
-        (with_member("x", '{"y": 1, "y": 2}'), "given twice"),
+        (
+            '{"name": "a", "categoryId": 1, "name": "b"}',
+            "JSON: a member is given twice",
+        ),
+        (with_member("x", '{"y": 1, "y": 2}'), "JSON: a member is given twice"),
         ("[" * 60_000, "recursion"),
         ('{"a":' * 10_000, "recursion"),
     ],

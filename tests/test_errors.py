@@ -68,7 +68,8 @@ def fail(client: FlaskClient, error: Exception) -> TestResponse:
 
 def test_another_http_error_takes_its_standard_phrase(client: FlaskClient) -> None:
     response = fail(client, TooManyRequests(retry_after=7))
-    assert_error(response, 429, "too_many_requests")
+    message = assert_error(response, 429, "too_many_requests")
+    assert message == "Too Many Requests."
     assert response.headers["Retry-After"] == "7"
 
 

@@ -97,7 +97,10 @@ REFUSED = {
 def test_what_is_refused_gets_one_error(
     served: Service, data: bytes, status: int, code: str
 ) -> None:
-    assert_one_error(send(served.port, data), status, code)
+    answer = send(served.port, data)
+    assert_one_error(answer, status, code)
+    is_of_gunicorn = status in (414, 417, 431, 501) or code == "bad_request"
+    assert (b"\r\nConnection: close\r\n" in answer) == is_of_gunicorn
 
 
 def test_chunks_of_64_kib_and_any_host_are_fine(served: Service) -> None:

@@ -192,7 +192,7 @@ def test_a_store_that_is_dropped_leaves_a_whole_file_and_nothing_open(
 # The start.
 
 
-@pytest.mark.parametrize("use", [("BEGIN EXCLUSIVE",), READ])
+@pytest.mark.parametrize("use", [("BEGIN EXCLUSIVE",), ("BEGIN IMMEDIATE",), READ])
 def test_a_start_waits_for_who_uses_a_backup_but_not_for_ever(
     database: Path, monkeypatch: pytest.MonkeyPatch, use: tuple[str, ...]
 ) -> None:
