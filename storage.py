@@ -62,7 +62,7 @@ def _select_page(condition: str) -> str:
         FROM (
             SELECT json_group_array({PET}) AS page, max(id) AS last FROM pets
             WHERE id > :after {condition}
-            AND id <= ifnull(({limit_th_id}), {2**63 - 1})
+            AND id <= ifnull(({limit_th_id}), 9223372036854775807)
         )
     """
 
