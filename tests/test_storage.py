@@ -220,7 +220,7 @@ def test_nothing_starts_where_there_can_be_no_wal(
         return connect(f"{path}&vfs=unix-dotfile", **options)
 
     monkeypatch.setattr(sqlite3, "connect", connect_without_wal)
-    with pytest.raises(StartError, match="its file system does not support WAL"):
+    with pytest.raises(StartError, match="db: its file system does not support WAL"):
         client_of(database)
 
 
