@@ -163,7 +163,8 @@ def get_pet(pet_id: str) -> Response:
     if time.time() >= REMOVAL:
         message = "List the pets, with a status filter, instead."
         raise ServiceError("gone", message, 410, headers)
-    pet = pet_store().get(schemas.parse_pet_id(pet_id))
+    number = schemas.parse_pet_id(pet_id)
+    pet = None if number is None else pet_store().get(number)
     if pet is None:
         raise ServiceError("pet_not_found", "No pet has this id.", 404, headers)
     return json_response(pet, 200, headers)

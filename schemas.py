@@ -96,11 +96,11 @@ def read_body_as(schema: Schema) -> dict[str, Any]:
     return _load(schema, members, "invalid_body")
 
 
-def parse_pet_id(text: str) -> int:
-    """Return the id that a path segment spells, or 0, which no pet has."""
+def parse_pet_id(text: str) -> int | None:
+    """Return the id that a path segment spells, or None where no pet can have it."""
     if CANONICAL_DECIMAL.fullmatch(text) and int(text) <= INT64.max:
         return int(text)
-    return 0
+    return None
 
 
 def _load(schema: Schema, values: dict[str, Any], error_code: str) -> dict[str, Any]:
