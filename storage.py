@@ -408,8 +408,8 @@ class Place:
             return Connections(connection, connection, ())
         if is_start:
             make_or_check(self)
-        # Beside what a symbolic link leads to, as SQLite has it; it may change.
-        self._wal = f"{os.path.realpath(self.path)}-wal"
+        # A link may lead elsewhere by now.
+        self._wal = self.beside("-wal")
         wait = START_WAIT if is_start else BUSY_WAIT
         with ExitStack() as on_failure:
             # The first makes the WAL, so that there is something to compare.
@@ -458,6 +458,10 @@ class Place:
         connection.text_factory = bytes
         return connection
 
+    def beside(self, suffix: str) -> str:
+        """Return the path of a file that SQLite keeps beside what a link leads to."""
+        return f"{os.path.realpath(self.path)}{suffix}"
+
     def require_pet_store(self, connection: sqlite3.Connection) -> None:
         """Raise unless a connection leads to a pet store of this version."""
         version = connection.execute("PRAGMA user_version").fetchone()[0]
@@ -482,7 +486,7 @@ def make_or_check(place: Place) -> None:
     Several processes may do so at once.
     """
     is_file = os.path.isfile(place.path)
-    if is_file and os.path.exists(f"{os.path.realpath(place.path)}-journal"):
+    if is_file and os.path.exists(place.beside("-journal")):
         # Only who may write can undo what a kill has left half done (a hot journal).
         with closing(place.connect("rw", START_WAIT)) as connection:
             connection.execute("PRAGMA user_version").fetchall()

@@ -20,6 +20,8 @@ ROOT = Path(__file__).parent.parent
 COMMAND = shlex.split(Path(ROOT, "Procfile").read_text().removeprefix("web: "))
 KEY = "served-key"
 AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
+# Where gunicorn and Flask's own server listen: on loopback, at any port that is free.
+LOOPBACK = {"GUNICORN_CMD_ARGS": "--bind 127.0.0.1:0", "FLASK_RUN_PORT": "0"}
 PATIENCE = 10.0
 
 
@@ -63,9 +65,13 @@ def read_all(connection: socket.socket) -> bytes:
     return b"".join(iter(lambda: connection.recv(65_536), b""))
 
 
+def connect(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), PATIENCE)
+
+
 def send(port: int, data: bytes) -> bytes:
     """Send bytes as they are and nothing after, and return all that comes back."""
-    with socket.create_connection(("127.0.0.1", port), PATIENCE) as connection:
+    with connect(port) as connection:
         connection.sendall(data)
         connection.shutdown(socket.SHUT_WR)
         return read_all(connection)
@@ -101,10 +107,9 @@ class Service:
                 command,
                 cwd=ROOT,
                 env=environment(
-                    GUNICORN_CMD_ARGS="--bind 127.0.0.1:0",
-                    FLASK_RUN_PORT="0",
                     PETSTORE_API_KEYS=KEY,
                     PETSTORE_DATABASE=str(database),
+                    **LOOPBACK,
                 ),
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -119,10 +124,10 @@ class Service:
         """Return what this process, and no earlier one, has logged."""
         return self.log_file.read_text()
 
-    def wait_for_log(self, pattern: str, count: int = 1) -> list[str]:
-        """Return the matches of a pattern in the log, once there are `count`."""
+    def wait_for_log(self, pattern: str) -> list[str]:
+        """Return the matches of a pattern in the log, once there is one."""
         deadline = time.monotonic() + PATIENCE
-        while len(found := re.findall(pattern, self.log())) < count:
+        while not (found := re.findall(pattern, self.log())):
             assert time.monotonic() < deadline, f"no {pattern} in:\n{self.log()}"
             assert self.process.poll() is None, f"it ended:\n{self.log()}"
             time.sleep(0.01)

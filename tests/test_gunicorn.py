@@ -16,8 +16,8 @@ from tests.checks import PET
 from tests.service import (
     COMMAND,
     KEY,
-    PATIENCE,
     Service,
+    connect,
     copy_of_the_checkout,
     read_all,
     send,
@@ -33,10 +33,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         yield service
         assert "Traceback" not in service.log()
         assert service.worker() == worker
-
-
-def connect(port: int) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", port), PATIENCE)
 
 
 def assert_one_error(answer: bytes, status: int, code: str) -> None:

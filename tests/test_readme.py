@@ -11,6 +11,7 @@ from werkzeug.test import Client
 
 from app import StartError, create_app
 from errors import STANDARD_ERRORS
+from storage import WRITE_WAIT
 from tests.conftest import client_of
 from tests.requests import REQUESTS
 from tests.service import COMMAND, KEY, ROOT, run, serving
@@ -110,3 +111,7 @@ def test_the_systemd_unit_starts_what_the_procfile_does() -> None:
     program, *options = shlex.split(command)
     bound = ["--bind", "127.0.0.1:8000"]
     assert [Path(program).name, *options] == [COMMAND[0], *bound, *COMMAND[1:]]
+
+
+def test_it_says_how_long_a_write_waits() -> None:
+    assert f"writes wait, {WRITE_WAIT:g} seconds at most;" in README

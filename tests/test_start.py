@@ -17,7 +17,15 @@ from werkzeug.test import Client
 from app import StartError, create_app
 from tests.checks import PET, add_pet, all_pets, execute, used_by_another
 from tests.conftest import client_of
-from tests.service import AUTHORIZED, COMMAND, KEY, ROOT, copy_of_the_checkout, run
+from tests.service import (
+    AUTHORIZED,
+    COMMAND,
+    KEY,
+    LOOPBACK,
+    ROOT,
+    copy_of_the_checkout,
+    run,
+)
 
 
 def refusal(**settings: object) -> str:
@@ -190,8 +198,7 @@ def add_pet_to(path: Path) -> int:
 
 def line_of(*command: str, folder: Path = ROOT, **settings: str) -> str:
     """Return the line with which a program ends that cannot start, with status 3."""
-    settings |= {"GUNICORN_CMD_ARGS": "--bind 127.0.0.1:0", "FLASK_RUN_PORT": "0"}
-    ended = run(*command, folder=folder, **settings)
+    ended = run(*command, folder=folder, **settings, **LOOPBACK)
     assert ended.returncode == 3
     assert "Traceback" not in ended.stderr
     [line] = [line for line in ended.stderr.splitlines() if "PETSTORE_" in line]

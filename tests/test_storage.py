@@ -34,7 +34,7 @@ from tests.checks import (
     used_by_another,
 )
 from tests.conftest import client_of
-from tests.service import PATIENCE, ROOT, run
+from tests.service import PATIENCE, run
 
 # Newer Pythons warn of every fork of a process that has threads.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
@@ -336,11 +336,6 @@ def test_a_pet_is_refused_in_time_unless_its_transaction_has_begun(
         assert not create.done()
         may_go_on.set()
     assert all_pets(client) == pets_of([create])
-
-
-def test_the_readme_says_how_long_a_write_waits() -> None:
-    readme = (ROOT / "README.md").read_text("utf-8")
-    assert f"writes wait, {storage.WRITE_WAIT:g} seconds at most;" in readme
 
 
 def test_pets_that_were_refused_leave_their_seats_and_are_not_stored_later(
