@@ -25,15 +25,16 @@ DOCUMENT_PATH = "/v1/openapi.json"
 
 # 5 December 2030, when getPet is removed (contract, section Versioning).
 REMOVAL = 1922659200
-# getPet is deprecated from this service's first day, 20 November 2026 (RFC 9745), and
-# says when it is removed (RFC 8594).
+# getPet is deprecated from this service's first day, 20 November 2026, and says when it
+# is removed. The one RFC spells a date in seconds (9745), the other in words (8594).
 DEPRECATION = (
     ("Deprecation", "@1795132800"),
     ("Sunset", "Thu, 05 Dec 2030 00:00:00 GMT"),
 )
 
-# The key is the only way in, and no browser sends it by itself as it would a cookie. So
-# a page of any origin may call, and read every answer (CORS).
+# Nobody keeps a copy (no-store), and browsers take JSON for nothing else (nosniff). The
+# key is the only way in, and no browser sends it by itself as it would a cookie: so a
+# page of any origin may call, and read every answer and these headers (CORS).
 HEADERS = (
     ("Cache-Control", "no-store"),
     ("X-Content-Type-Options", "nosniff"),
@@ -85,7 +86,8 @@ def create_app(config: Mapping[str, Any] | None = None) -> Flask:
     except (OSError, TypeError, ValueError, StorageUnavailable) as error:
         raise StartError(f"PETSTORE_DATABASE: {error}.") from error
     app.register_blueprint(api)
-    # The nearest class counts. A crash is logged by Flask, which makes a 500 of it.
+    # Of two that fit, Flask calls the one of the nearer class. What has none, a bug, it
+    # logs, and hands on as an HTTPException of status 500.
     app.register_error_handler(HTTPException, errors.error_response)
     app.register_error_handler(NotFound, not_found)
     app.register_error_handler(StorageUnavailable, errors.storage_unavailable)
@@ -105,7 +107,7 @@ def _default_database(app: Flask) -> Path:
 @api.before_app_request
 def check_key() -> None:
     """Let nobody in without a valid key."""
-    # Wherever under /v1, route or none: without a key they all look the same.
+    # Wherever under /v1, route or none: who has no key does not learn what is there.
     path = request.path
     needs_key = path.startswith("/v1/") and path != DOCUMENT_PATH
     if needs_key and request.method != "OPTIONS":
@@ -117,6 +119,7 @@ def add_headers(response: Response) -> Response:
     """Add what every answer has, and to OPTIONS what a browser asks for (CORS)."""
     for name, value in HEADERS:
         response.headers.add(name, value)
+    # Flask answers OPTIONS by itself, with the methods in Allow where there is a route.
     if request.method == "OPTIONS" and "Allow" in response.headers:
         response.headers.extend(PREFLIGHT_HEADERS)
         response.headers.add("Access-Control-Allow-Methods", ", ".join(response.allow))
@@ -135,7 +138,7 @@ def not_found(_: NotFound) -> ResponseReturnValue:
 @api.get("/v1/pets", endpoint="listPets")
 def list_pets() -> Response:
     """List animals: one page, with a link to the next one (RFC 8288)."""
-    # Not request.args: by the raw text, the latest queries are remembered.
+    # The text after the "?", not request.args: by it, the latest are remembered.
     query = schemas.parse_list_query(request.environ.get("QUERY_STRING", ""))
     page, last_id = pet_store().list_page(**query)
     response = json_response(page)
@@ -154,7 +157,7 @@ def create_pet() -> Response:
     return json_response(pet, 201, [("Location", f"{url('/v1/pets')}/{pet_id}")])
 
 
-# Not <int:pet_id>: 01 would be pet 1, and abc no path at all.
+# Not <int:pet_id>: 01 would be pet 1, and abc not_found instead of pet_not_found.
 @api.get("/v1/pets/<pet_id>", endpoint="getPet")
 def get_pet(pet_id: str) -> Response:
     """Get an animal: deprecated, and gone from the day of its removal on."""
@@ -186,10 +189,15 @@ def health() -> Response:
     return json_response(b'{"status": "ok"}')
 
 
-# Under a prefix, /store is the page too, and no redirect to the Host that was sent.
+# Under a prefix, /store is the page too. Flask would redirect it to /store/ at the Host
+# that the client has sent, which may be anyone's.
 @api.get("/", strict_slashes=False)
 def page() -> Response:
-    """Return the page for people; nothing runs in it but what carries the nonce."""
+    """Return the page for people.
+
+    Its browser runs nothing in it but what carries the nonce, a text that is new with
+    each answer, so that nobody else could have written it there.
+    """
     nonce = secrets.token_urlsafe(16)
     policy = (
         f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; "
@@ -212,7 +220,7 @@ def json_response(
 ) -> Response:
     """Return a response whose body is JSON already, as pets come from SQLite."""
     response = Response(body + b"\n", status, content_type="application/json")
-    # To give them to Response would take getPet a tenth longer.
+    # Response(..., headers=headers) would take getPet a tenth longer.
     for name, value in headers:
         response.headers.add(name, value)
     return response

@@ -6,6 +6,7 @@ from flask import request
 
 from errors import ServiceError
 
+# What a 401 says in WWW-Authenticate: the kind of key that is wanted.
 CHALLENGE = 'Bearer realm="petstore"'
 
 
@@ -32,7 +33,7 @@ def require_key(digests: frozenset[bytes]) -> None:
     """Raise the 401 that applies unless the request carries a valid key (RFC 6750).
 
     To compare the keys themselves would tell, by its time, how much of one is right.
-    Whoever chooses a key cannot choose its digest, so that of digests tells nothing.
+    Nobody can choose the digest of a key piece by piece, so that tells nothing.
     """
     # request.authorization would cut a key in two at a "=" in its middle.
     scheme, _, key = request.headers.get("Authorization", "").partition(" ")
@@ -41,7 +42,8 @@ def require_key(digests: frozenset[bytes]) -> None:
         message = "Send an API key in the header 'Authorization: Bearer <API_KEY>'."
         headers = [("WWW-Authenticate", CHALLENGE)]
         raise ServiceError("missing_api_key", message, 401, headers)
-    # WSGI passes bytes as Latin-1 text (PEP 3333); this gives them back as they came.
+    # Of each byte in a header, WSGI makes a character of Latin-1 (PEP 3333). This gives
+    # back the bytes, which are UTF-8 as above.
     if sha256(key.encode("latin-1")).digest() not in digests:
         message = (
             "The API key is not valid. Send one that this service was started with."

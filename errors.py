@@ -44,7 +44,7 @@ class ServiceError(HTTPException):
 def error_response(error: HTTPException) -> Response:
     """Answer an HTTP error with the Error body (contract, section Errors).
 
-    Its headers, such as Allow, stay.
+    It takes the place of Werkzeug's HTML; the headers, such as Allow, stay.
     """
     response = error.get_response()
     if isinstance(error, ServiceError):

@@ -15,29 +15,30 @@ from marshmallow import EXCLUDE, Schema, ValidationError, fields, validate
 from errors import ServiceError
 
 MAX_BODY_BYTES = 64 * 1024
+# With at most 19 digits, as 2^63 has.
 CANONICAL_DECIMAL = re.compile("0|[1-9][0-9]{0,18}")
 INT64 = validate.Range(-(2**63), 2**63 - 1)
 STATUS = validate.OneOf(("available", "pending", "sold"))
 
 
+# marshmallow's Schema checks and converts. What stands in `pre_load` gets the text, and
+# returns what is converted; what stands in `validate` gets the value, and only raises.
+
+
 def _require_decimal(text: str) -> str:
     # int() alone would take 1_0, +5, and the digits of other scripts.
     if not CANONICAL_DECIMAL.fullmatch(text):
-        raise ValidationError(
-            "Must be decimal digits, without a sign or a leading zero."
-        )
+        raise ValidationError("Must be 1 to 19 digits, with no sign or leading zero.")
     return text
 
 
 def _require_encodable(text: str) -> None:
-    # JSON can spell a lone surrogate (RFC 8259, section 8.2), UTF-8 cannot hold one.
+    # JSON can spell half a character, "\ud800" (RFC 8259, section 8.2): a surrogate
+    # without its other half. UTF-8, and so SQLite, cannot hold it.
     try:
         text.encode()
     except UnicodeEncodeError:
         raise ValidationError("Must not contain lone surrogates.") from None
-
-
-# A Schema checks and converts: `pre_load` has the text first, `validate` the value.
 
 
 class ListQuery(Schema):
@@ -121,6 +122,7 @@ def _malformed(reason: str) -> ServiceError:
 
 def _check_headers() -> None:
     """Raise unless the headers announce a JSON body that is not too large."""
+    # A body comes with its length, or in chunks and with a Transfer-Encoding.
     if not request.content_length and "Transfer-Encoding" not in request.headers:
         raise _malformed("is missing: send JSON")
     if request.mimetype != "application/json":
@@ -142,14 +144,14 @@ def _check_size(size: int) -> None:
 
 
 def _read_body() -> bytes:
-    # Flask's own server crashes (SIGSEGV) where its stream is read directly and a chunk
-    # is shorter than it says; through a BufferedReader it does not.
+    # Flask's own server has a RawIOBase for chunks. Read directly, it crashes (SIGSEGV)
+    # where a chunk is shorter than it says; through a BufferedReader, it does not.
     stream: Any = request.stream
     if isinstance(stream, io.RawIOBase):
         stream = io.BufferedReader(stream)
     try:
-        # A byte more than is allowed, to see that there is one. MAX_CONTENT_LENGTH
-        # would cut a chunked body there and take the beginning for the whole.
+        # A byte more than is allowed, to see that there is one. Flask's own limit would
+        # cut a chunked body there, and take the beginning for the whole.
         body: bytes = stream.read(MAX_BODY_BYTES + 1)
     except Exception:
         # Every server has exceptions of its own for a body that breaks off.
@@ -182,13 +184,16 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _read_number(literal: str) -> int | Decimal:
-    """Read a number; a whole one is an int however it is written, as 1.0 or 1e3."""
+    """Read a number; a whole one is an int however it is written, as 1.0 or 1e3.
+
+    By Decimal: a float would make another of 9007199254740993.0.
+    """
     try:
         number = Decimal(literal)
     except InvalidOperation:
-        return Decimal("NaN")  # its exponent is past what decimal can hold
+        return Decimal("NaN")  # past what decimal can hold: the schema refuses it
     # As an int, 1e999999999 would fill the memory: it is left for the schema to refuse.
-    if number.copy_abs() < 10**20 and number == int(number):
+    if -(10**20) < number < 10**20 and number == int(number):
         return int(number)
     return number
 

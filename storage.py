@@ -18,7 +18,10 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, NamedTuple
 
+# Kept in the file, as its user_version: a start refuses any other.
 SCHEMA_VERSION = 1
+# IMMEDIATE: of several that start at once, one makes the table. STRICT: a column takes
+# no value of another type.
 CREATE_SCHEMA = f"""
     BEGIN IMMEDIATE;
     CREATE TABLE IF NOT EXISTS pets (
@@ -32,8 +35,8 @@ CREATE_SCHEMA = f"""
     COMMIT;
 """
 
-# The one definition of a pet's JSON: SQLite renders it, as bytes, and nothing takes it
-# apart again.
+# The one definition of a pet's JSON: SQLite renders it, and nothing takes it apart
+# again.
 PET = "json_object('id', id, 'name', name, 'categoryId', category_id, 'status', status)"
 
 INSERT_PET = f"""
@@ -42,27 +45,26 @@ INSERT_PET = f"""
     RETURNING id, {PET}
 """
 SELECT_PET = f"SELECT {PET} FROM pets WHERE id = :id"
+# Fails where there is no such table.
 SELECT_ANY = "SELECT id, name, category_id, status FROM pets LIMIT 1"
 
 
 def _select_page(condition: str) -> str:
     """Return the query for a page: its JSON, and its last id if another page follows.
 
-    First comes the id of the `limit`-th pet, or NULL where fewer are left; then all up
-    to it, or all that are left, by their ids. (A LIMIT on the pets is slower.)
-    """
-    limit_th_id = f"""
-        SELECT id FROM pets WHERE id > :after {condition}
-        ORDER BY id LIMIT 1 OFFSET :limit - 1
+    From the inside out: the pets of the page; their JSON and their last id; whether
+    there is a pet past that.
     """
     return f"""
         SELECT
             page,
             iif(EXISTS (SELECT 1 FROM pets WHERE id > last {condition}), last, NULL)
         FROM (
-            SELECT json_group_array({PET}) AS page, max(id) AS last FROM pets
-            WHERE id > :after {condition}
-            AND id <= ifnull(({limit_th_id}), 9223372036854775807)
+            SELECT json_group_array({PET}) AS page, max(id) AS last
+            FROM (
+                SELECT * FROM pets WHERE id > :after {condition}
+                ORDER BY id LIMIT :limit
+            )
         )
     """
 
@@ -85,17 +87,18 @@ class PetStore:
     the methods at once. Each raises StorageUnavailable where SQLite cannot answer.
 
     Reads go to the database, changes to the queue, which commits many of them at once:
-    what a constraint refuses fails them all, so the schema has to refuse it first.
+    what a constraint refuses fails them all, so `schemas` has to refuse it first.
     """
 
     def __init__(self, path: str) -> None:
         """Open the file, or make it; one that is no pet store is left as it is."""
-        # No fork may carry along what is opened here (the end of the file has why).
+        # A fork of the process must not copy what is being opened here: the end of the
+        # file has why.
         with _forking:
             self.database = Database(path)
             self.queue = WriteQueue(self.database)
             _stores.add(self)
-        # Once the store is dropped, nothing of it stays open.
+        # Called when Python drops the store: nothing of it stays open.
         weakref.finalize(self, self.database.close)
 
     def list_page(

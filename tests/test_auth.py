@@ -16,16 +16,10 @@ def list_pets(keys: str, authorization: str) -> TestResponse:
 
 @pytest.mark.parametrize(
     ("keys", "authorization"),
-    [
-        ("k", "bearer k"),
-        ("k", "BEARER   k  "),
-        ("a, b ,,c", "Bearer a"),
-        ("a, b ,,c", "Bearer b"),
-        ("a, b ,,c", "Bearer c"),
-        ("two words", "Bearer two words"),
-        ("a=b==", "Bearer a=b=="),
-        ("clé", "Bearer clé".encode().decode("latin-1")),
-    ],
+    [("k", "bearer k"), ("k", "BEARER   k  "), ("a=b==", "Bearer a=b==")]
+    + [("a, b ,,c", f"Bearer {key}") for key in "abc"]
+    + [("two words", "Bearer two words")]
+    + [("clé", "Bearer clé".encode().decode("latin-1"))],
 )
 def test_a_key_of_the_list_gets_in(keys: str, authorization: str) -> None:
     assert list_pets(keys, authorization).status_code == 200

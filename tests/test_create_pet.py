@@ -60,15 +60,9 @@ def test_names_are_stored_and_returned_exactly(client: FlaskClient, name: str) -
 
 @pytest.mark.parametrize(
     ("literal", "number"),
-    [
-        ("0e99999", 0),
-        ("1.0", 1),
-        ("1e3", 1000),
-        ("120e-1", 12),
-        ("9007199254740993.0", 9007199254740993),
-        ("9223372036854775807", 2**63 - 1),
-        ("-9223372036854775808", -(2**63)),
-    ],
+    [("0e99999", 0), ("1.0", 1), ("1e3", 1000), ("120e-1", 12)]
+    + [("9007199254740993.0", 2**53 + 1), ("9223372036854775807", 2**63 - 1)]
+    + [("-9223372036854775808", -(2**63))],
 )
 def test_a_whole_number_is_an_integer_however_written(
     client: FlaskClient, literal: str, number: int
@@ -95,11 +89,7 @@ OTHER_STATUS = "Must be one of: available, pending, sold."
         ("categoryId", INT64, ["9223372036854775808", "-9223372036854775809", "1e19"]),
         ("categoryId", NO_INTEGER, ["1.5", "1e-1", "1e-9999999", '"1"', "true", "[]"]),
         # These would take minutes if they were written out.
-        (
-            "categoryId",
-            NO_INTEGER,
-            ["1e9999999", "-1e99999999999999999999", "9" * 5000],
-        ),
+        ("categoryId", NO_INTEGER, ["1e9999999", f"-1e{'9' * 20}", "9" * 5000]),
         ("categoryId", NULL, ["null"]),
         ("status", OTHER_STATUS, ['""', '"SOLD"', r'"\ud800"']),
         ("status", NO_STRING, ['["sold"]']),
@@ -139,11 +129,8 @@ def test_json_that_is_no_object_is_refused(client: FlaskClient, body: str) -> No
         (REX.encode("utf-16"), "utf-8"),
         (with_member("categoryId", "NaN"), "NaN is no JSON number"),
         (with_member("x", "[-Infinity]"), "-Infinity is no JSON number"),
-        (
-            '{"name": "a", "categoryId": 1, "name": "b"}',
-            "JSON: a member is given twice",
-        ),
-        (with_member("x", '{"y": 1, "y": 2}'), "JSON: a member is given twice"),
+        ('{"name": "a", "categoryId": 1, "name": "b"}', "a member is given twice"),
+        (with_member("x", '{"y": 1, "y": 2}'), "a member is given twice"),
         ("[" * 60_000, "recursion"),
         ('{"a":' * 10_000, "recursion"),
     ],

@@ -88,7 +88,7 @@ def test_a_parameter_that_breaks_its_rule_is_named(
             "limit=0&status=x&after=y",
             "limit: Must be greater than or equal to 1 and less than or equal to 100. "
             "status: Must be one of: available, pending, sold. "
-            "after: Must be decimal digits, without a sign or a leading zero.",
+            "after: Must be 1 to 19 digits, with no sign or leading zero.",
         ),
     ],
 )

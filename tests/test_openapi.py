@@ -79,13 +79,13 @@ def test_an_answer_is_as_documented(
         members = {"code": {"enum": codes}, "status": {"const": int(status)}}
         assert schema == SCHEMAS["Error"] | {"properties": members}
     else:
-        pets = {"listPets": "Pets", "createPet": "Pet", "getPet": "Pet"}
-        assert schema == SCHEMAS[pets.get(name, "Document")]
+        others = {"listPets": "Pets", "getOpenapi": "Document"}
+        assert schema == SCHEMAS[others.get(name, "Pet")]
     # An empty page says nothing, and the document is no example of itself.
     bodies = [answer.get_json() for answer in answers]
     bodies = [body for body in bodies if body not in ([], DOCUMENT)]
-    assert all(body in examples for body in bodies)
-    assert all(example in bodies for example in examples)
+    assert [body for body in bodies if body not in examples] == []
+    assert [example for example in examples if example not in bodies] == []
     assert_headers(answers, documented.get("headers", {}))
 
 
