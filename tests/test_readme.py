@@ -79,7 +79,7 @@ def test_the_embedding_program_serves_under_its_prefix() -> None:
 
 
 def test_the_error_shown_is_the_one_that_comes_back() -> None:
-    response = client_of(":memory:").get("/v1/pets?limit=0")
+    response = client_of(":memory:").get("/v1/pets/1")
     assert response.get_json() == json.loads(block("Errors", "json"))
 
 
