@@ -1,5 +1,6 @@
 """What the tests assert, how they make pets, and what other programs do to a file."""
 
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
@@ -20,11 +21,10 @@ def assert_error(response: TestResponse, status: int, code: str) -> str:
     """Check that a response is the Error body and nothing else; return its message."""
     assert response.status_code == status
     assert response.content_type == "application/json"
-    body = response.get_json()
-    assert set(body) == {"code", "message", "status"}
-    assert (body["code"], body["status"]) == (code, status)
-    assert body["message"].endswith(".")
-    return str(body["message"])
+    message = str(response.get_json()["message"])
+    assert response.get_json() == {"code": code, "message": message, "status": status}
+    assert message.endswith(".")
+    return message
 
 
 def assert_unavailable(*answers: TestResponse) -> None:
@@ -66,6 +66,15 @@ def all_pets(client: FlaskClient) -> list[dict[str, Any]]:
 def next_path(link: str) -> str:
     """Return the path in a Link header, or nothing where there is none."""
     return link.partition(">")[0].lstrip("<")
+
+
+def routes(client: FlaskClient) -> dict[str, str]:
+    """Return the endpoint of every method and path, but not of HEAD and OPTIONS."""
+    return {
+        f"{method} {re.sub('<.*>', '{petId}', rule.rule)}": rule.endpoint
+        for rule in client.application.url_map.iter_rules()
+        for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}
+    }
 
 
 # What other programs do to the file.

@@ -1,12 +1,13 @@
 """What the tests share: applications in memory and on a file, and their clients."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 from flask.testing import FlaskClient
 
 from app import create_app
-from tests.service import AUTHORIZED, KEY
+from tests.service import AUTHORIZED, KEY, ROOT
 
 
 def client_of(database: Path | str) -> FlaskClient:
@@ -44,3 +45,11 @@ def database(tmp_path: Path) -> Path:
 def file_client(database: Path) -> FlaskClient:
     """A client with a key, of an application on the file."""
     return client_of(database)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A folder with a copy of all the code, which may be changed."""
+    for file in ROOT.glob("*.py"):
+        shutil.copy(file, tmp_path)
+    return tmp_path

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -53,13 +52,6 @@ def run(
     )
 
 
-def copy_of_the_checkout(folder: Path) -> Path:
-    """Copy what the service consists of to a folder, and return it."""
-    for file in (*ROOT.glob("*.py"), ROOT / "openapi.json", ROOT / "index.html"):
-        shutil.copy(file, folder)
-    return folder
-
-
 def read_all(connection: socket.socket) -> bytes:
     """Return what comes until the other side closes."""
     return b"".join(iter(lambda: connection.recv(65_536), b""))
@@ -102,21 +94,17 @@ class Service:
     def __init__(self, database: Path, command: list[str] = COMMAND) -> None:
         self.database = database
         self.log_file = database.with_suffix(".log")
+        settings = {"PETSTORE_API_KEYS": KEY, "PETSTORE_DATABASE": str(database)}
         with self.log_file.open("wb") as log:
             self.process = subprocess.Popen(
                 command,
                 cwd=ROOT,
-                env=environment(
-                    PETSTORE_API_KEYS=KEY,
-                    PETSTORE_DATABASE=str(database),
-                    **LOOPBACK,
-                ),
+                env=environment(**settings, **LOOPBACK),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        [port] = self.wait_for_log(r"http://127\.0\.0\.1:(\d+)")
-        self.port = int(port)
+        self.port = int(self.wait_for_log(r"http://127\.0\.0\.1:(\d+)")[0])
         # Answered once a worker is up.
         assert self.request("GET", "/healthz").status == 200
 

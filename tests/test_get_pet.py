@@ -1,13 +1,11 @@
 """getPet: found, not found, announced as deprecated, and gone from its day on."""
 
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 from flask.testing import FlaskClient
 
-from tests.checks import REMOVED_AT, add_pet, assert_error
+from tests.checks import REMOVED_AT, add_pet, assert_error, execute
 
 
 def test_a_pet_is_found_by_its_id(client: FlaskClient) -> None:
@@ -33,8 +31,7 @@ def test_the_largest_id_is_found_and_a_larger_one_is_not(
     file_client: FlaskClient, database: Path
 ) -> None:
     add_pet(file_client)
-    with closing(sqlite3.connect(database, isolation_level=None)) as connection:
-        connection.execute("UPDATE sqlite_sequence SET seq = 9223372036854775806")
+    execute(database, "UPDATE sqlite_sequence SET seq = 9223372036854775806")
     pet = add_pet(file_client)
     assert pet["id"] == 9223372036854775807
     assert file_client.get("/v1/pets/9223372036854775807").get_json() == pet

@@ -4,7 +4,7 @@ import pytest
 from flask.testing import FlaskClient
 
 import schemas
-from tests.checks import add_pet, add_pets, assert_error, next_path
+from tests.checks import add_pets, assert_error, next_path
 
 
 def walk(client: FlaskClient, path: str) -> list[list[int]]:
@@ -97,12 +97,6 @@ def test_every_parameter_at_fault_is_named(
 ) -> None:
     response = client.get(f"/v1/pets?{query}")
     assert assert_error(response, 400, "invalid_query") == message
-
-
-def test_the_same_query_lists_what_there_is_by_now(client: FlaskClient) -> None:
-    for number in (1, 2):
-        add_pet(client)
-        assert len(client.get("/v1/pets?limit=5").get_json()) == number
 
 
 def test_the_queries_that_are_remembered_do_not_fill_the_memory() -> None:
