@@ -72,7 +72,6 @@ def test_a_store_that_cannot_answer_is_logged_and_not_told(
     file_client: FlaskClient, database: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     database.rename(database.with_suffix(".gone"))
-    caplog.clear()
     response = file_client.post("/v1/pets", json=PET)
     assert_unavailable(response)
     assert str(database) not in response.text

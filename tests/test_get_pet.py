@@ -9,12 +9,8 @@ from tests.checks import REMOVED_AT, add_pet, assert_error, execute
 
 
 def test_a_pet_is_found_by_its_id(client: FlaskClient) -> None:
-    add_pet(client)
-    pet = add_pet(client, name="Tom", status="sold")
-    response = client.get("/v1/pets/2")
-    assert response.status_code == 200
-    assert response.content_type == "application/json"
-    assert response.get_json() == pet
+    pets = [add_pet(client), add_pet(client, name="Tom", status="sold")]
+    assert [client.get(f"/v1/pets/{n}").get_json() for n in (1, 2)] == pets
 
 
 @pytest.mark.parametrize(
