@@ -39,8 +39,8 @@ NO_TEXT = "has a character that no client can send; separate keys by commas"
 @pytest.mark.parametrize(
     ("keys", "reason"),
     [(keys, NO_KEY) for keys in (None, "", " ", " , ,")]
-    + [(["k"], NO_STRING), ("one, two, a\rb", f"key 3 {NO_TEXT}")]
-    + [(f"one, ,a{one}b", f"key 2 {NO_TEXT}") for one in "\n\0\x1b\ufeff\ud800"],
+    + [(["k"], NO_STRING), ("\ufeffa", f"key 1 {NO_TEXT}")]
+    + [(f"k, ,a{character}b", f"key 2 {NO_TEXT}") for character in "\r\n\0\x1b\ud800"],
 )
 def test_keys_that_let_nobody_in_are_refused(keys: object, reason: str) -> None:
     line = refusal(API_KEYS=keys, DATABASE=":memory:")
