@@ -551,8 +551,9 @@ def test_parent_and_child_go_on_after_a_fork_of_a_busy_application(
     with read_by_another(database):
         children.append(status_of_child(partial(add_pet, file_client)))
     assert children == [0] * 5
-    stored = all_pets(file_client)
     pets = [pet for create in creates for pet in create.result()]
+    pets.append(add_pet(file_client))
+    stored = all_pets(file_client)
     assert len(stored) == len(pets) + 2 * 4 + 1
     assert all(pet in stored for pet in pets)
 
