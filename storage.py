@@ -184,7 +184,6 @@ class WriteQueue:
             return write.result()
         finally:
             # Also where this thread is interrupted (KeyboardInterrupt).
-            write.cancel()
             with self._lock:
                 self._waiting.pop(write, None)
 
