@@ -1,4 +1,8 @@
-"""The application: its settings, its routes, and how the other modules are wired."""
+"""The application: its settings, its routes, and how the other modules are wired.
+
+In all of them, "contract" is the Animal Store Service Interface 1.0.0, whose operations
+are in openapi.json.
+"""
 
 import json
 import os
@@ -26,25 +30,27 @@ DOCUMENT_PATH = "/v1/openapi.json"
 # 5 December 2030, when getPet is removed (contract, section Versioning).
 REMOVAL = 1922659200
 # getPet is deprecated from this service's first day, 20 November 2026, and says when it
-# is removed. The one RFC spells a date in seconds (9745), the other in words (8594).
+# is removed. Deprecation has seconds since 1970 (RFC 9745), Sunset words (RFC 8594).
 DEPRECATION = (
     ("Deprecation", "@1795132800"),
     ("Sunset", "Thu, 05 Dec 2030 00:00:00 GMT"),
 )
 
-# Nobody keeps a copy (no-store), and browsers take JSON for nothing else (nosniff). The
-# key is the only way in, and no browser sends it by itself as it would a cookie: so a
-# page of any origin may call, and read every answer and these headers (CORS).
 HEADERS = (
+    # Nobody keeps a copy, and browsers take JSON for nothing else.
     ("Cache-Control", "no-store"),
     ("X-Content-Type-Options", "nosniff"),
+    # A browser lets a page of another site (origin) read an answer only where this
+    # allows it (CORS), and of its headers those that are named. Any page may: the key
+    # is the only way in, and no browser sends it by itself as it would a cookie.
     ("Access-Control-Allow-Origin", "*"),
     (
         "Access-Control-Expose-Headers",
         "Deprecation, Link, Location, Retry-After, Sunset",
     ),
 )
-# Before such a page may send a key, its browser asks by OPTIONS: the preflight.
+# Before such a page may send a key, its browser asks by OPTIONS: the preflight, which
+# has no key. For two hours, it does not ask again.
 PREFLIGHT_HEADERS = (
     ("Access-Control-Allow-Headers", "Authorization, Content-Type"),
     ("Access-Control-Max-Age", "7200"),
@@ -82,12 +88,14 @@ def create_app(config: Mapping[str, Any] | None = None) -> Flask:
     except ValueError as error:
         raise StartError(f"PETSTORE_API_KEYS: {error}.") from error
     try:
+        # TypeError where it is no path, ValueError where no path can be so.
         app.extensions["pet_store"] = PetStore(os.fspath(path))
     except (OSError, TypeError, ValueError, StorageUnavailable) as error:
         raise StartError(f"PETSTORE_DATABASE: {error}.") from error
     app.register_blueprint(api)
-    # Of two that fit, Flask calls the one of the nearer class. What has none, a bug, it
-    # logs, and hands on as an HTTPException of status 500.
+    # Flask calls the handler of the nearest class: that of NotFound, though it is an
+    # HTTPException too. An exception without a handler is a bug: Flask logs it, and
+    # calls the first with an HTTPException of status 500.
     app.register_error_handler(HTTPException, errors.error_response)
     app.register_error_handler(NotFound, not_found)
     app.register_error_handler(StorageUnavailable, errors.storage_unavailable)
@@ -138,7 +146,8 @@ def not_found(_: NotFound) -> ResponseReturnValue:
 @api.get("/v1/pets", endpoint="listPets")
 def list_pets() -> Response:
     """List animals: one page, with a link to the next one (RFC 8288)."""
-    # The text after the "?", not request.args: by it, the latest are remembered.
+    # The text after the "?" as it came (environ has what the server hands to Flask),
+    # not request.args: parse_list_query remembers its latest results by this text.
     query = schemas.parse_list_query(request.environ.get("QUERY_STRING", ""))
     page, last_id = pet_store().list_page(**query)
     response = json_response(page)
@@ -189,8 +198,8 @@ def health() -> Response:
     return json_response(b'{"status": "ok"}')
 
 
-# Under a prefix, /store is the page too. Flask would redirect it to /store/ at the Host
-# that the client has sent, which may be anyone's.
+# Under a prefix, /store and /store/ are both this page. Otherwise Flask would redirect
+# the one to the other at the host in the header Host, where a client can write any.
 @api.get("/", strict_slashes=False)
 def page() -> Response:
     """Return the page for people.
@@ -199,6 +208,7 @@ def page() -> Response:
     each answer, so that nobody else could have written it there.
     """
     nonce = secrets.token_urlsafe(16)
+    # Nothing else is let in but requests to this service ('self') and the icon (data:).
     policy = (
         f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; "
         "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
@@ -227,9 +237,10 @@ def json_response(
 
 
 def url(path: str) -> str:
-    """Return a path of the service under the prefix where it is mounted.
+    """Return a path of the service as a client has to write it, with any prefix.
 
-    url_for would leave the prefix as it is, unquoted, and takes fifteen times as long.
+    A proxy or another program may have put the service at /store, say: root_path. With
+    url_for it would not be quoted, and take fifteen times as long.
     """
     return f"{quote(request.root_path)}{path}"
 

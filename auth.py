@@ -32,8 +32,9 @@ def key_digests(setting: object) -> frozenset[bytes]:
 def require_key(digests: frozenset[bytes]) -> None:
     """Raise the 401 that applies unless the request carries a valid key (RFC 6750).
 
-    To compare the keys themselves would tell, by its time, how much of one is right.
-    Nobody can choose the digest of a key piece by piece, so that tells nothing.
+    To compare the keys themselves would end at the first character that differs: its
+    time would tell how much of a guess is right. The digests of two keys that begin
+    alike do not, so that theirs tells nothing.
     """
     # request.authorization would cut a key in two at a "=" in its middle.
     scheme, _, key = request.headers.get("Authorization", "").partition(" ")
@@ -42,8 +43,8 @@ def require_key(digests: frozenset[bytes]) -> None:
         message = "Send an API key in the header 'Authorization: Bearer <API_KEY>'."
         headers = [("WWW-Authenticate", CHALLENGE)]
         raise ServiceError("missing_api_key", message, 401, headers)
-    # Of each byte in a header, WSGI makes a character of Latin-1 (PEP 3333). This gives
-    # back the bytes, which are UTF-8 as above.
+    # The server hands on each byte of a header as one character (Latin-1, PEP 3333).
+    # Encoded so, they are the client's bytes again: UTF-8, as in key_digests.
     if sha256(key.encode("latin-1")).digest() not in digests:
         message = (
             "The API key is not valid. Send one that this service was started with."

@@ -8,7 +8,8 @@ from flask import current_app
 from werkzeug import Response
 from werkzeug.exceptions import HTTPException
 
-# What Flask and gunicorn refuse by themselves: the code, and what to send instead.
+# What Flask and gunicorn (by gunicorn.conf.py) refuse by themselves: the code, and what
+# to send instead.
 STANDARD_ERRORS = {
     400: ("bad_request", "Send valid HTTP/1.1."),
     405: ("method_not_allowed", "This path does not take the method."),

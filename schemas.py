@@ -21,8 +21,9 @@ INT64 = validate.Range(-(2**63), 2**63 - 1)
 STATUS = validate.OneOf(("available", "pending", "sold"))
 
 
-# marshmallow's Schema checks and converts. What stands in `pre_load` gets the text, and
-# returns what is converted; what stands in `validate` gets the value, and only raises.
+# marshmallow's Schema checks and converts each field: `pre_load` gets the text, and
+# returns the text to convert; `validate` gets the value, and only raises. Where there
+# is none, `load_default` is the value; `data_key` is the name in the JSON.
 
 
 def _require_decimal(text: str) -> str:
@@ -87,8 +88,9 @@ def parse_list_query(query_string: str) -> Mapping[str, Any]:
 def read_body_as(schema: Schema) -> dict[str, Any]:
     """Return what a schema loads from the JSON object in the request's body.
 
-    Raises malformed_body (there is none), unsupported_media_type, body_too_large,
-    malformed_body (it is no JSON), invalid_body, in this order.
+    Raises malformed_body (there is no body), unsupported_media_type, body_too_large,
+    malformed_body (it is no JSON), invalid_body, in this order. request.get_json would
+    take a member given twice and change numbers, and knows less of what is wrong.
     """
     _check_headers()
     members = _parse_json(_read_body())
@@ -144,8 +146,9 @@ def _check_size(size: int) -> None:
 
 
 def _read_body() -> bytes:
-    # Flask's own server has a RawIOBase for chunks. Read directly, it crashes (SIGSEGV)
-    # where a chunk is shorter than it says; through a BufferedReader, it does not.
+    # Werkzeug's streams are raw: read() may return less than was asked for, and that of
+    # `flask run` for chunks makes Python crash (SIGSEGV) where one is shorter than it
+    # says. Through a BufferedReader, neither happens.
     stream: Any = request.stream
     if isinstance(stream, io.RawIOBase):
         stream = io.BufferedReader(stream)
@@ -186,13 +189,15 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _read_number(literal: str) -> int | Decimal:
     """Read a number; a whole one is an int however it is written, as 1.0 or 1e3.
 
-    By Decimal: a float would make another of 9007199254740993.0.
+    By Decimal: a float would make another number of 9007199254740993.0, and int takes
+    no more than 4,300 digits.
     """
     try:
         number = Decimal(literal)
     except InvalidOperation:
         return Decimal("NaN")  # past what decimal can hold: the schema refuses it
-    # As an int, 1e999999999 would fill the memory: it is left for the schema to refuse.
+    # As an int, 1e999999999 would fill the memory: it is left for the schema to refuse,
+    # as is all that is far beyond int64.
     if -(10**20) < number < 10**20 and number == int(number):
         return int(number)
     return number

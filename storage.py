@@ -35,8 +35,8 @@ CREATE_SCHEMA = f"""
     COMMIT;
 """
 
-# The one definition of a pet's JSON: SQLite renders it, and nothing takes it apart
-# again.
+# The one definition of a pet's JSON. SQLite renders it, faster than json.dumps could,
+# and nothing takes it apart again.
 PET = "json_object('id', id, 'name', name, 'categoryId', category_id, 'status', status)"
 
 INSERT_PET = f"""
@@ -52,8 +52,9 @@ SELECT_ANY = "SELECT id, name, category_id, status FROM pets LIMIT 1"
 def _select_page(condition: str) -> str:
     """Return the query for a page: its JSON, and its last id if another page follows.
 
-    From the inside out: the pets of the page; their JSON and their last id; whether
-    there is a pet past that.
+    Read it from the inside out. The innermost SELECT finds the pets of the page. The
+    next makes one row of them: a JSON array, and the last id. The outermost asks if
+    there is a pet past that: iif(a, b, c) is Python's `b if a else c`.
     """
     return f"""
         SELECT
@@ -83,17 +84,19 @@ class StorageUnavailable(Exception):
 class PetStore:
     """The pets in one database file, or in memory where the path is `:memory:`.
 
-    JSON comes out as bytes, as it goes to the client. Any number of threads may call
-    the methods at once. Each raises StorageUnavailable where SQLite cannot answer.
+    JSON comes out as bytes (`connect` sees to that), as it goes to the client. Any
+    number of threads may call the methods at once. Each raises StorageUnavailable where
+    SQLite cannot answer.
 
-    Reads go to the database, changes to the queue, which commits many of them at once:
-    what a constraint refuses fails them all, so `schemas` has to refuse it first.
+    Reads go to the database, changes to the queue. Both return the rows of a statement,
+    for a change those of its RETURNING. The queue commits many changes at once: where a
+    constraint refuses one of them, all fail. So `schemas` has to refuse it first.
     """
 
     def __init__(self, path: str) -> None:
         """Open the file, or make it; one that is no pet store is left as it is."""
-        # A fork of the process must not copy what is being opened here: the end of the
-        # file has why.
+        # For programs that fork: no copy of the process is made meanwhile, and before
+        # any later one, each of `_stores` is closed (the end of the file has why).
         with _forking:
             self.database = Database(path)
             self.queue = WriteQueue(self.database)
