@@ -162,7 +162,7 @@ class WriteQueue:
         self._lock = threading.Lock()
         self._waiting: dict[Future[Rows], tuple[str, Values]] = {}
         self._is_stalled = False
-        self._executor = ThreadPoolExecutor(1, "write")
+        self._executor = ThreadPoolExecutor(1)
 
     def write(self, sql: str, values: Values) -> Rows:
         """Return the rows of a statement once what it wrote is on the disk.

@@ -32,6 +32,7 @@ def test_the_settings_of_the_platform_bind_but_do_not_multiply() -> None:
     lines = [line.split() for line in shown.splitlines()]
     assert ["bind", "=", "['0.0.0.0:5123']"] in lines
     assert ["workers", "=", "1"] in lines
+    assert ["threads", "=", "16"] in lines
     assert ["control_socket_disable", "=", "True"] in lines
 
 
