@@ -284,7 +284,10 @@ def test_a_pet_is_refused_in_time_unless_its_transaction_has_begun(
 
 
 def test_pets_that_were_refused_leave_their_seats_and_are_not_stored_later(
-    file_client: FlaskClient, database: Path, monkeypatch: pytest.MonkeyPatch
+    file_client: FlaskClient,
+    database: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(storage, "WRITE_WAIT", 0.3)
     with ThreadPoolExecutor(12) as threads, held(database):
@@ -294,6 +297,9 @@ def test_pets_that_were_refused_leave_their_seats_and_are_not_stored_later(
         monkeypatch.setattr(storage, "WRITE_WAIT", PATIENCE)
         creates = [threads.submit(post, file_client) for _ in range(8)]
         assert not wait(creates, timeout=0.3).done
+        # There is no ninth seat.
+        assert_unavailable(post(file_client))
+        assert caplog.messages[-1].endswith(": the database is busy, and many wait")
     assert all_pets(file_client) == pets_of(creates)
 
 
