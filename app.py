@@ -41,8 +41,8 @@ HEADERS = (
     ("Cache-Control", "no-store"),
     ("X-Content-Type-Options", "nosniff"),
     # A browser lets a page of another site (origin) read an answer only where this
-    # allows it (CORS), and of its headers those that are named. Any page may: the key
-    # is the only way in, and no browser sends it by itself as it would a cookie.
+    # allows it (CORS), and of its less common headers those that are named. Any page
+    # may: the key is the only way in, and no browser sends it by itself like a cookie.
     ("Access-Control-Allow-Origin", "*"),
     (
         "Access-Control-Expose-Headers",
@@ -63,7 +63,7 @@ class StartError(ClickException):
     """The service cannot start; the text is one line that says why, and what to do.
 
     Flask's command line shows a ClickException without a traceback and ends with its
-    status. gunicorn stops at 3; after most others it starts the worker over and over.
+    status. gunicorn gives up at 3; after most others it would try again, over and over.
     """
 
     exit_code = 3
@@ -73,7 +73,7 @@ def create_app(config: Mapping[str, Any] | None = None) -> Flask:
     """Return the WSGI application.
 
     API_KEYS and DATABASE are taken from `config`, else from PETSTORE_API_KEYS and
-    PETSTORE_DATABASE in the environment. StartError where they do not allow a start.
+    PETSTORE_DATABASE in the environment. Raises StartError where they allow no start.
     """
     app = Flask(__name__, static_folder=None)
     # /v1//pets is another path than /v1/pets; it is not redirected.
@@ -82,20 +82,21 @@ def create_app(config: Mapping[str, Any] | None = None) -> Flask:
         app.config[name] = os.environ.get(f"PETSTORE_{name}")
     app.config.update(config or {})
     path = app.config["DATABASE"] or _default_database(app)
-    # What the views need and is no setting is kept in `extensions`.
+    # What the views need, but is no setting, goes into `extensions`.
     try:
         app.extensions["key_digests"] = auth.key_digests(app.config["API_KEYS"] or "")
     except ValueError as error:
         raise StartError(f"PETSTORE_API_KEYS: {error}.") from error
     try:
-        # TypeError where it is no path, ValueError where no path can be so.
+        # TypeError: it is neither text nor a Path. ValueError: no path can have one of
+        # its characters.
         app.extensions["pet_store"] = PetStore(os.fspath(path))
     except (OSError, TypeError, ValueError, StorageUnavailable) as error:
         raise StartError(f"PETSTORE_DATABASE: {error}.") from error
     app.register_blueprint(api)
-    # Flask calls the handler of the nearest class: that of NotFound, though it is an
-    # HTTPException too. An exception without a handler is a bug: Flask logs it, and
-    # calls the first with an HTTPException of status 500.
+    # The nearest class counts: NotFound, though it is an HTTPException, is handled by
+    # not_found. What none of them fits is a bug: Flask logs its traceback, and calls
+    # error_response with an HTTPException of status 500.
     app.register_error_handler(HTTPException, errors.error_response)
     app.register_error_handler(NotFound, not_found)
     app.register_error_handler(StorageUnavailable, errors.storage_unavailable)
@@ -149,11 +150,11 @@ def list_pets() -> Response:
     # The text after the "?" as it came (environ has what the server hands to Flask),
     # not request.args: parse_list_query remembers its latest results by this text.
     query = schemas.parse_list_query(request.environ.get("QUERY_STRING", ""))
-    page, last_id = pet_store().list_page(**query)
+    page, next_after = pet_store().list_page(**query)
     response = json_response(page)
-    if last_id is not None:
+    if next_after is not None:
         status = f"&status={query['status']}" if query["status"] else ""
-        target = f"{url('/v1/pets')}?limit={query['limit']}{status}&after={last_id}"
+        target = f"{url('/v1/pets')}?limit={query['limit']}{status}&after={next_after}"
         response.headers.add("Link", f'<{target}>; rel="next"')
     return response
 
@@ -198,17 +199,17 @@ def health() -> Response:
     return json_response(b'{"status": "ok"}')
 
 
-# Under a prefix, /store and /store/ are both this page. Otherwise Flask would redirect
-# the one to the other at the host in the header Host, where a client can write any.
+# Under a prefix (see `url`), /store and /store/ are both this page. Otherwise, Flask
+# would redirect the one to the other, at the host that the header Host names: any.
 @api.get("/", strict_slashes=False)
 def page() -> Response:
     """Return the page for people.
 
-    Its browser runs nothing in it but what carries the nonce, a text that is new with
-    each answer, so that nobody else could have written it there.
+    By the Content-Security-Policy, a browser runs nothing in it but what carries the
+    nonce, a text that is new with each answer: nobody else can have written it there.
     """
     nonce = secrets.token_urlsafe(16)
-    # Nothing else is let in but requests to this service ('self') and the icon (data:).
+    # Besides: requests to this service and the icon, but no <base>, form or framing.
     policy = (
         f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; "
         "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
@@ -230,7 +231,7 @@ def json_response(
 ) -> Response:
     """Return a response whose body is JSON already, as pets come from SQLite."""
     response = Response(body + b"\n", status, content_type="application/json")
-    # Response(..., headers=headers) would take getPet a tenth longer.
+    # With Response(..., headers=headers), getPet would take a fortieth longer.
     for name, value in headers:
         response.headers.add(name, value)
     return response
@@ -239,8 +240,8 @@ def json_response(
 def url(path: str) -> str:
     """Return a path of the service as a client has to write it, with any prefix.
 
-    A proxy or another program may have put the service at /store, say: root_path. With
-    url_for it would not be quoted, and take fifteen times as long.
+    A proxy or another program may have put the service under one such as /store: that
+    is request.root_path. url_for would not quote it, and takes four times as long.
     """
     return f"{quote(request.root_path)}{path}"
 

@@ -33,8 +33,8 @@ def require_key(digests: frozenset[bytes]) -> None:
     """Raise the 401 that applies unless the request carries a valid key (RFC 6750).
 
     To compare the keys themselves would end at the first character that differs: its
-    time would tell how much of a guess is right. The digests of two keys that begin
-    alike do not, so that theirs tells nothing.
+    time would tell how much of a guess is right. Digests of keys that begin alike do
+    not begin alike, so that the time of comparing them tells nothing.
     """
     # request.authorization would cut a key in two at a "=" in its middle.
     scheme, _, key = request.headers.get("Authorization", "").partition(" ")
@@ -43,8 +43,8 @@ def require_key(digests: frozenset[bytes]) -> None:
         message = "Send an API key in the header 'Authorization: Bearer <API_KEY>'."
         headers = [("WWW-Authenticate", CHALLENGE)]
         raise ServiceError("missing_api_key", message, 401, headers)
-    # The server hands on each byte of a header as one character (Latin-1, PEP 3333).
-    # Encoded so, they are the client's bytes again: UTF-8, as in key_digests.
+    # The server makes of each byte in a header one character (Latin-1, PEP 3333). This
+    # makes them bytes again, those that the client sent: UTF-8, as in key_digests.
     if sha256(key.encode("latin-1")).digest() not in digests:
         message = (
             "The API key is not valid. Send one that this service was started with."

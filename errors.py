@@ -8,8 +8,7 @@ from flask import current_app
 from werkzeug import Response
 from werkzeug.exceptions import HTTPException
 
-# What Flask and gunicorn (by gunicorn.conf.py) refuse by themselves: the code, and what
-# to send instead.
+# What Flask and gunicorn (by gunicorn.conf.py) answer by themselves: code and message.
 STANDARD_ERRORS = {
     400: ("bad_request", "Send valid HTTP/1.1."),
     405: ("method_not_allowed", "This path does not take the method."),
@@ -25,7 +24,7 @@ STANDARD_ERRORS = {
 class ServiceError(HTTPException):
     """A failure of the application's own: its code, message, status and headers.
 
-    The message is a sentence for the client, and says what to send instead.
+    The message is a sentence for the client: what is wrong, or what to send instead.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ def error_response(error: HTTPException) -> Response:
 
 
 def storage_unavailable(error: Exception) -> Response:
-    """Log why the store cannot answer, and answer 503; the client learns only that."""
+    """Log why the store cannot answer, and answer 503, which does not say why."""
     current_app.logger.error("storage unavailable: %s", error)
     message = "The store cannot answer at the moment. Try again in a second."
     headers = [("Retry-After", "1")]
@@ -68,7 +67,7 @@ def storage_unavailable(error: Exception) -> Response:
 
 
 def standard_error_body(status: int, methods: Iterable[str] = ()) -> str:
-    """Return the Error body for a status that is not the application's own.
+    """Return the Error body for a status that Flask or gunicorn has set.
 
     Its code and message are those of STANDARD_ERRORS, or else the standard phrase. The
     message names the methods that are allowed, if any: curl does not show Allow.

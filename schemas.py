@@ -21,9 +21,9 @@ INT64 = validate.Range(-(2**63), 2**63 - 1)
 STATUS = validate.OneOf(("available", "pending", "sold"))
 
 
-# marshmallow's Schema checks and converts each field: `pre_load` gets the text, and
-# returns the text to convert; `validate` gets the value, and only raises. Where there
-# is none, `load_default` is the value; `data_key` is the name in the JSON.
+# marshmallow's Schema checks and converts each field: before, `pre_load` gets the text
+# and returns a text; after, `validate` gets the value and only raises. A field that is
+# missing has its `load_default`. Its name in the JSON is its `data_key`, if it has one.
 
 
 def _require_decimal(text: str) -> str:
@@ -76,6 +76,7 @@ def parse_list_query(query_string: str) -> Mapping[str, Any]:
 
     Clients repeat their queries, so the latest are remembered.
     """
+    # Each name with all its values, as in {"limit": ["1", "2"]}.
     given = parse_qs(query_string, keep_blank_values=True)
     repeated = [name for name in LIST_QUERY.fields if len(given.get(name, ())) > 1]
     if repeated:
@@ -88,9 +89,10 @@ def parse_list_query(query_string: str) -> Mapping[str, Any]:
 def read_body_as(schema: Schema) -> dict[str, Any]:
     """Return what a schema loads from the JSON object in the request's body.
 
-    Raises malformed_body (there is no body), unsupported_media_type, body_too_large,
-    malformed_body (it is no JSON), invalid_body, in this order. request.get_json would
-    take a member given twice and change numbers, and knows less of what is wrong.
+    Raises ServiceError, in this order: malformed_body (there is none),
+    unsupported_media_type, body_too_large, malformed_body (cut short, or no JSON),
+    invalid_body. request.get_json would take a member given twice, round numbers, and
+    explain less.
     """
     _check_headers()
     members = _parse_json(_read_body())
@@ -124,7 +126,8 @@ def _malformed(reason: str) -> ServiceError:
 
 def _check_headers() -> None:
     """Raise unless the headers announce a JSON body that is not too large."""
-    # A body comes with its length, or in chunks and with a Transfer-Encoding.
+    # A client tells the length of a body before it or, where it cannot know yet, sends
+    # it in pieces (chunks), which Transfer-Encoding tells.
     if not request.content_length and "Transfer-Encoding" not in request.headers:
         raise _malformed("is missing: send JSON")
     if request.mimetype != "application/json":
@@ -146,15 +149,14 @@ def _check_size(size: int) -> None:
 
 
 def _read_body() -> bytes:
-    # Werkzeug's streams are raw: read() may return less than was asked for, and that of
-    # `flask run` for chunks makes Python crash (SIGSEGV) where one is shorter than it
-    # says. Through a BufferedReader, neither happens.
+    # Under `flask run` it is a RawIOBase: read() may return too little, and makes
+    # Python crash (SIGSEGV) at a chunk cut short. A BufferedReader does neither.
     stream: Any = request.stream
     if isinstance(stream, io.RawIOBase):
         stream = io.BufferedReader(stream)
     try:
-        # A byte more than is allowed, to see that there is one. Flask's own limit would
-        # cut a chunked body there, and take the beginning for the whole.
+        # One byte more than is allowed shows that there is more. MAX_CONTENT_LENGTH, a
+        # setting of Flask's, would cut a chunked body there without an error.
         body: bytes = stream.read(MAX_BODY_BYTES + 1)
     except Exception:
         # Every server has exceptions of its own for a body that breaks off.

@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 
 # Kept in the file, as its user_version: a start refuses any other.
 SCHEMA_VERSION = 1
-# IMMEDIATE: of several that start at once, one makes the table. STRICT: a column takes
-# no value of another type.
+# IMMEDIATE: where several processes start at once, one makes the table, and the others
+# wait. STRICT: a column takes no value of another type. By the index, a page of one
+# status is found without reading the pets of the others.
 CREATE_SCHEMA = f"""
     BEGIN IMMEDIATE;
     CREATE TABLE IF NOT EXISTS pets (
@@ -35,8 +36,8 @@ CREATE_SCHEMA = f"""
     COMMIT;
 """
 
-# The one definition of a pet's JSON. SQLite renders it, faster than json.dumps could,
-# and nothing takes it apart again.
+# The one definition of a pet's JSON. SQLite makes it, faster than json.dumps could, and
+# it is sent as it is.
 PET = "json_object('id', id, 'name', name, 'categoryId', category_id, 'status', status)"
 
 INSERT_PET = f"""
@@ -45,28 +46,30 @@ INSERT_PET = f"""
     RETURNING id, {PET}
 """
 SELECT_PET = f"SELECT {PET} FROM pets WHERE id = :id"
-# Fails where there is no such table.
+# Fails unless the table and its columns are there.
 SELECT_ANY = "SELECT id, name, category_id, status FROM pets LIMIT 1"
 
 
 def _select_page(condition: str) -> str:
     """Return the query for a page: its JSON, and its last id if another page follows.
 
-    Read it from the inside out. The innermost SELECT finds the pets of the page. The
-    next makes one row of them: a JSON array, and the last id. The outermost asks if
-    there is a pet past that: iif(a, b, c) is Python's `b if a else c`.
+    First come the ids of the page, then the last of them, then the JSON of all up to
+    it, and whether there are pets past it: iif(a, b, c) is Python's `b if a else c`.
     """
     return f"""
-        SELECT
-            page,
-            iif(EXISTS (SELECT 1 FROM pets WHERE id > last {condition}), last, NULL)
-        FROM (
-            SELECT json_group_array({PET}) AS page, max(id) AS last
-            FROM (
-                SELECT * FROM pets WHERE id > :after {condition}
+        WITH
+            page AS (
+                SELECT id FROM pets WHERE id > :after {condition}
                 ORDER BY id LIMIT :limit
-            )
-        )
+            ),
+            end_of_page AS (SELECT max(id) AS last FROM page)
+        SELECT
+            (
+                SELECT json_group_array({PET}) FROM pets
+                WHERE id > :after AND id <= last {condition}
+            ),
+            iif(EXISTS (SELECT 1 FROM pets WHERE id > last {condition}), last, NULL)
+        FROM end_of_page
     """
 
 
@@ -84,24 +87,24 @@ class StorageUnavailable(Exception):
 class PetStore:
     """The pets in one database file, or in memory where the path is `:memory:`.
 
-    JSON comes out as bytes (`connect` sees to that), as it goes to the client. Any
+    JSON comes out as bytes, ready to be sent (Place.connect, below, sees to that). Any
     number of threads may call the methods at once. Each raises StorageUnavailable where
     SQLite cannot answer.
 
     Reads go to the database, changes to the queue. Both return the rows of a statement,
-    for a change those of its RETURNING. The queue commits many changes at once: where a
-    constraint refuses one of them, all fail. So `schemas` has to refuse it first.
+    for a change those of its RETURNING. The queue commits many changes at once: one
+    that breaks a CHECK or NOT NULL makes all fail, so `schemas` refuses it before.
     """
 
     def __init__(self, path: str) -> None:
         """Open the file, or make it; one that is no pet store is left as it is."""
-        # For programs that fork: no copy of the process is made meanwhile, and before
-        # any later one, each of `_stores` is closed (the end of the file has why).
+        # For programs that fork (copy their process): so none does meanwhile, and each
+        # later fork closes the files of _stores first. The end of the file has why.
         with _forking:
             self.database = Database(path)
             self.queue = WriteQueue(self.database)
             _stores.add(self)
-        # Called when Python drops the store: nothing of it stays open.
+        # Closes the connections when Python drops the store.
         weakref.finalize(self, self.database.close)
 
     def list_page(
