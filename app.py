@@ -37,7 +37,7 @@ DEPRECATION = (
 )
 
 HEADERS = (
-    # Nobody keeps a copy, and browsers take JSON for nothing else.
+    # Nobody may keep a copy, and no browser may take JSON for anything else.
     ("Cache-Control", "no-store"),
     ("X-Content-Type-Options", "nosniff"),
     # A browser lets a page of another site (origin) read an answer only where this
@@ -82,14 +82,14 @@ def create_app(config: Mapping[str, Any] | None = None) -> Flask:
         app.config[name] = os.environ.get(f"PETSTORE_{name}")
     app.config.update(config or {})
     path = app.config["DATABASE"] or _default_database(app)
-    # What the views need, but is no setting, goes into `extensions`.
+    # What the views need but is not a setting goes into `extensions`.
     try:
         app.extensions["key_digests"] = auth.key_digests(app.config["API_KEYS"] or "")
     except ValueError as error:
         raise StartError(f"PETSTORE_API_KEYS: {error}.") from error
     try:
-        # TypeError: it is neither text nor a Path. ValueError: no path can have one of
-        # its characters.
+        # TypeError: it is neither text nor a Path. ValueError: it has a character that
+        # no path can have.
         app.extensions["pet_store"] = PetStore(os.fspath(path))
     except (OSError, TypeError, ValueError, StorageUnavailable) as error:
         raise StartError(f"PETSTORE_DATABASE: {error}.") from error
@@ -116,7 +116,7 @@ def _default_database(app: Flask) -> Path:
 @api.before_app_request
 def check_key() -> None:
     """Let nobody in without a valid key."""
-    # Wherever under /v1, route or none: who has no key does not learn what is there.
+    # Everywhere under /v1, route or none: without a key, nobody learns what is there.
     path = request.path
     needs_key = path.startswith("/v1/") and path != DOCUMENT_PATH
     if needs_key and request.method != "OPTIONS":
@@ -171,6 +171,7 @@ def create_pet() -> Response:
 @api.get("/v1/pets/<pet_id>", endpoint="getPet")
 def get_pet(pet_id: str) -> Response:
     """Get an animal: deprecated, and gone from the day of its removal on."""
+    # What to use instead (RFC 5829).
     successor = f'<{url("/v1/pets")}>; rel="successor-version"'
     headers = [*DEPRECATION, ("Link", successor)]
     if time.time() >= REMOVAL:
@@ -199,8 +200,8 @@ def health() -> Response:
     return json_response(b'{"status": "ok"}')
 
 
-# Under a prefix (see `url`), /store and /store/ are both this page. Otherwise, Flask
-# would redirect the one to the other, at the host that the header Host names: any.
+# Under a prefix (see `url`), /store and /store/ are both this page: Flask would send
+# one to the other, at the host in the header Host, which a client may set to any.
 @api.get("/", strict_slashes=False)
 def page() -> Response:
     """Return the page for people.
@@ -241,7 +242,7 @@ def url(path: str) -> str:
     """Return a path of the service as a client has to write it, with any prefix.
 
     A proxy or another program may have put the service under one such as /store: that
-    is request.root_path. url_for would not quote it, and takes four times as long.
+    is request.root_path. url_for would not quote it, and takes longer.
     """
     return f"{quote(request.root_path)}{path}"
 

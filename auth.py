@@ -32,9 +32,9 @@ def key_digests(setting: object) -> frozenset[bytes]:
 def require_key(digests: frozenset[bytes]) -> None:
     """Raise the 401 that applies unless the request carries a valid key (RFC 6750).
 
-    To compare the keys themselves would end at the first character that differs: its
-    time would tell how much of a guess is right. Digests of keys that begin alike do
-    not begin alike, so that the time of comparing them tells nothing.
+    Comparing the keys themselves would end at the first character that differs: the
+    time taken would tell how much of a guess is right. Digests of keys that begin alike
+    do not begin alike, so that the time of comparing these tells nothing.
     """
     # request.authorization would cut a key in two at a "=" in its middle.
     scheme, _, key = request.headers.get("Authorization", "").partition(" ")
@@ -43,8 +43,8 @@ def require_key(digests: frozenset[bytes]) -> None:
         message = "Send an API key in the header 'Authorization: Bearer <API_KEY>'."
         headers = [("WWW-Authenticate", CHALLENGE)]
         raise ServiceError("missing_api_key", message, 401, headers)
-    # The server makes of each byte in a header one character (Latin-1, PEP 3333). This
-    # makes them bytes again, those that the client sent: UTF-8, as in key_digests.
+    # The server turns each byte of a header into one character (Latin-1, PEP 3333).
+    # This turns them back into the bytes that came: UTF-8, as in key_digests.
     if sha256(key.encode("latin-1")).digest() not in digests:
         message = (
             "The API key is not valid. Send one that this service was started with."

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from http import HTTPStatus
 
 from flask import current_app
-from werkzeug import Response
+from werkzeug import Response  # what get_response returns; Flask's is a subclass
 from werkzeug.exceptions import HTTPException
 
 # What Flask and gunicorn (by gunicorn.conf.py) answer by themselves: code and message.

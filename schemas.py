@@ -15,14 +15,14 @@ from marshmallow import EXCLUDE, Schema, ValidationError, fields, validate
 from errors import ServiceError
 
 MAX_BODY_BYTES = 64 * 1024
-# With at most 19 digits, as 2^63 has.
+# At most 19 digits, as many as 2^63 has.
 CANONICAL_DECIMAL = re.compile("0|[1-9][0-9]{0,18}")
 INT64 = validate.Range(-(2**63), 2**63 - 1)
 STATUS = validate.OneOf(("available", "pending", "sold"))
 
 
-# marshmallow's Schema checks and converts each field: before, `pre_load` gets the text
-# and returns a text; after, `validate` gets the value and only raises. A field that is
+# marshmallow's Schema checks and converts each field: first, `pre_load` gets the text
+# and returns text; last, `validate` gets the value and only raises. A field that is
 # missing has its `load_default`. Its name in the JSON is its `data_key`, if it has one.
 
 
@@ -89,7 +89,7 @@ def parse_list_query(query_string: str) -> Mapping[str, Any]:
 def read_body_as(schema: Schema) -> dict[str, Any]:
     """Return what a schema loads from the JSON object in the request's body.
 
-    Raises ServiceError, in this order: malformed_body (there is none),
+    Raises ServiceError, in this order: malformed_body (there is no body),
     unsupported_media_type, body_too_large, malformed_body (cut short, or no JSON),
     invalid_body. request.get_json would take a member given twice, round numbers, and
     explain less.
@@ -149,14 +149,14 @@ def _check_size(size: int) -> None:
 
 
 def _read_body() -> bytes:
-    # Under `flask run` it is a RawIOBase: read() may return too little, and makes
-    # Python crash (SIGSEGV) at a chunk cut short. A BufferedReader does neither.
+    # Under `flask run` it is a RawIOBase: read() may return too little and, at a chunk
+    # cut short, read past its memory (SIGSEGV). A BufferedReader raises an error.
     stream: Any = request.stream
     if isinstance(stream, io.RawIOBase):
         stream = io.BufferedReader(stream)
     try:
-        # One byte more than is allowed shows that there is more. MAX_CONTENT_LENGTH, a
-        # setting of Flask's, would cut a chunked body there without an error.
+        # One byte more than is allowed shows that there is more. By MAX_CONTENT_LENGTH,
+        # a setting of Flask's, a larger body in chunks would end here as malformed.
         body: bytes = stream.read(MAX_BODY_BYTES + 1)
     except Exception:
         # Every server has exceptions of its own for a body that breaks off.
@@ -191,7 +191,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _read_number(literal: str) -> int | Decimal:
     """Read a number; a whole one is an int however it is written, as 1.0 or 1e3.
 
-    By Decimal: a float would make another number of 9007199254740993.0, and int takes
+    By Decimal: a float would turn 9007199254740993.0 into another number, and int takes
     no more than 4,300 digits.
     """
     try:

@@ -1,7 +1,7 @@
 """The pets in SQLite: every character of SQL, every sqlite3 call, nothing of HTTP.
 
 The SQL and PetStore are the lesson: whoever reads to learn may stop below PetStore.
-What stands under it is for many clients at once and for bad days.
+What follows is for many clients at once, and for when something fails.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ def _select_page(condition: str) -> str:
 
     First come the ids of the page, then the last of them, then the JSON of all up to
     it, and whether there are pets past it: iif(a, b, c) is Python's `b if a else c`.
+    The JSON is read along the key or the index, both of which are in the order of ids.
     """
     return f"""
         WITH
@@ -93,13 +94,13 @@ class PetStore:
 
     Reads go to the database, changes to the queue. Both return the rows of a statement,
     for a change those of its RETURNING. The queue commits many changes at once: one
-    that breaks a CHECK or NOT NULL makes all fail, so `schemas` refuses it before.
+    that breaks a CHECK or NOT NULL makes all fail, so `schemas` refuses it first.
     """
 
     def __init__(self, path: str) -> None:
         """Open the file, or make it; one that is no pet store is left as it is."""
-        # For programs that fork (copy their process): so none does meanwhile, and each
-        # later fork closes the files of _stores first. The end of the file has why.
+        # For programs that fork, that is, copy their process: a copy of an open SQLite
+        # file could ruin it. None forks in this block, and later forks close _stores.
         with _forking:
             self.database = Database(path)
             self.queue = WriteQueue(self.database)
@@ -116,7 +117,7 @@ class PetStore:
         """
         sql = SELECT_PAGE if status is None else SELECT_PAGE_OF_STATUS
         values = {"limit": limit, "status": status, "after": after}
-        # There is always one row, of an empty array where there are no pets.
+        # There is always one row; it has an empty array where there are no pets.
         pets, last_id = self.database.read(sql, values)[0]
         return pets, last_id
 
