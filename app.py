@@ -200,8 +200,8 @@ def health() -> Response:
     return json_response(b'{"status": "ok"}')
 
 
-# Under a prefix (see `url`), /store and /store/ are both this page: Flask would send
-# one to the other, at the host in the header Host, which a client may set to any.
+# Under a prefix (see `url`), /store and /store/ are both this page. Flask would else
+# redirect one to the other, at the host in the header Host: any that a client sets.
 @api.get("/", strict_slashes=False)
 def page() -> Response:
     """Return the page for people.

@@ -21,10 +21,10 @@ def assert_error(response: TestResponse, status: int, code: str) -> str:
     """Check that a response is the Error body and nothing else; return its message."""
     assert response.status_code == status
     assert response.content_type == "application/json"
-    message = str(response.get_json()["message"])
-    assert response.get_json() == {"code": code, "message": message, "status": status}
-    assert message.endswith(".")
-    return message
+    body = response.get_json()
+    assert body == {"code": code, "message": body["message"], "status": status}
+    assert body["message"].endswith(".")
+    return str(body["message"])
 
 
 def assert_unavailable(*answers: TestResponse) -> None:
@@ -51,16 +51,18 @@ def add_pets(client: FlaskClient, *statuses: str) -> list[int]:
     return [add_pet(client, status=status)["id"] for status in statuses]
 
 
-def all_pets(client: FlaskClient) -> list[dict[str, Any]]:
-    """Return every pet, page by page."""
-    pets: list[dict[str, Any]] = []
-    path = "/v1/pets?limit=100"
+def each_page(client: FlaskClient, path: str) -> Iterator[list[dict[str, Any]]]:
+    """Yield the pets of every page, from the one at `path` to the last."""
     while path:
         page = client.get(path)
         assert page.status_code == 200, page.text
-        pets += page.get_json()
+        yield page.get_json()
         path = next_path(page.headers.get("Link", ""))
-    return pets
+
+
+def all_pets(client: FlaskClient) -> list[dict[str, Any]]:
+    """Return every pet, page by page."""
+    return [pet for page in each_page(client, "/v1/pets?limit=100") for pet in page]
 
 
 def next_path(link: str) -> str:

@@ -38,10 +38,10 @@ def assert_one_error(answer: bytes, status: int, code: str) -> None:
         b"X-Content-Type-Options: nosniff",
     ):
         assert lines.count(line) == 1
-    message = json.loads(body)["message"]
-    assert json.loads(body) == {"code": code, "message": message, "status": status}
+    error = json.loads(body)
+    assert error == {"code": code, "message": error["message"], "status": status}
     # It says what to send, and not only what HTTP calls the status.
-    assert re.fullmatch(r"(Send|The|Nothing) .+\.", message)
+    assert re.fullmatch(r"(Send|The|Nothing) .+\.", error["message"])
 
 
 # Requests that no well-behaved client sends.

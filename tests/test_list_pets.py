@@ -4,19 +4,16 @@ import pytest
 from flask.testing import FlaskClient
 
 import schemas
-from tests.checks import add_pets, assert_error, next_path
+from tests.checks import add_pets, assert_error, each_page, next_path
 
 
 def walk(client: FlaskClient, path: str) -> list[list[int]]:
     """Return the ids of every page, from the one at `path` to the last."""
-    pages = []
-    while path:
-        response = client.get(path)
-        assert response.status_code == 200
-        pages.append([pet["id"] for pet in response.get_json()])
-        path = next_path(response.headers.get("Link", ""))
-        assert len(pages) < 10, "it goes on for ever"
-    return pages
+    ids = []
+    for page in each_page(client, path):
+        ids.append([pet["id"] for pet in page])
+        assert len(ids) < 10, "it goes on for ever"
+    return ids
 
 
 def test_pets_are_listed_whole_and_oldest_first(client: FlaskClient) -> None:
