@@ -1,8 +1,4 @@
-"""The pets in SQLite: every character of SQL, every sqlite3 call, nothing of HTTP.
-
-The SQL and PetStore are the lesson: whoever reads to learn may stop below PetStore.
-What follows is for many clients at once, and for when something fails.
-"""
+"""The pets in SQLite: all SQL and every sqlite3 call, and nothing of HTTP."""
 
 from __future__ import annotations
 
@@ -13,553 +9,537 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, NamedTuple
 
-# Kept in the file, as its user_version: a start refuses any other.
+# Stored in the file as its user_version. A file with another version is refused.
 SCHEMA_VERSION = 1
-# IMMEDIATE: where several processes start at once, one makes the table, and the others
-# wait. STRICT: a column takes no value of another type. By the index, a page of one
-# status is found without reading the pets of the others.
-CREATE_SCHEMA = f"""
-    BEGIN IMMEDIATE;
+# AUTOINCREMENT: the id of a deleted pet is never used again.
+CREATE_TABLE = """
     CREATE TABLE IF NOT EXISTS pets (
         id INTEGER PRIMARY KEY AUTOINCREMENT,
         name TEXT NOT NULL,
         category_id INTEGER NOT NULL,
         status TEXT NOT NULL CHECK (status IN ('available', 'pending', 'sold'))
-    ) STRICT;
-    CREATE INDEX IF NOT EXISTS pets_by_status ON pets (status, id);
-    PRAGMA user_version = {SCHEMA_VERSION};
-    COMMIT;
+    ) STRICT
 """
+# The index lets SQLite find a page of one status. It contains the id as well, as every
+# index does (sqlite.org/queryplanner.html).
+CREATE_INDEX = "CREATE INDEX IF NOT EXISTS pets_by_status ON pets (status)"
 
-# The one definition of a pet's JSON. SQLite makes it, faster than json.dumps could, and
-# it is sent as it is.
-PET = "json_object('id', id, 'name', name, 'categoryId', category_id, 'status', status)"
-
+# The JSON of a pet. SQLite renders it twice as fast as json.dumps.
+PET_JSON = (
+    "json_object('id', id, 'name', name, 'categoryId', category_id, 'status', status)"
+)
 INSERT_PET = f"""
     INSERT INTO pets (name, category_id, status)
     VALUES (:name, :category_id, :status)
-    RETURNING id, {PET}
+    RETURNING id, {PET_JSON}
 """
-SELECT_PET = f"SELECT {PET} FROM pets WHERE id = :id"
-# Fails unless the table and its columns are there.
-SELECT_ANY = "SELECT id, name, category_id, status FROM pets LIMIT 1"
-
-
-def _select_page(condition: str) -> str:
-    """Return the query for a page: its JSON, and its last id if another page follows.
-
-    First come the ids of the page, then the last of them, then the JSON of all up to
-    it, and whether there are pets past it: iif(a, b, c) is Python's `b if a else c`.
-    The JSON is read along the key or the index, both of which are in the order of ids.
-    """
-    return f"""
-        WITH
-            page AS (
-                SELECT id FROM pets WHERE id > :after {condition}
-                ORDER BY id LIMIT :limit
-            ),
-            end_of_page AS (SELECT max(id) AS last FROM page)
-        SELECT
-            (
-                SELECT json_group_array({PET}) FROM pets
-                WHERE id > :after AND id <= last {condition}
-            ),
-            iif(EXISTS (SELECT 1 FROM pets WHERE id > last {condition}), last, NULL)
-        FROM end_of_page
-    """
-
-
-SELECT_PAGE = _select_page("")
-SELECT_PAGE_OF_STATUS = _select_page("AND status = :status")
+SELECT_PET = f"SELECT {PET_JSON} FROM pets WHERE id = :id"
+# One row more than the page has: it shows that another page follows.
+SELECT_PAGE = f"""
+    SELECT id, {PET_JSON} FROM pets
+    WHERE id > :after
+    ORDER BY id LIMIT :limit + 1
+"""
+SELECT_PAGE_OF_STATUS = f"""
+    SELECT id, {PET_JSON} FROM pets
+    WHERE status = :status AND id > :after
+    ORDER BY id LIMIT :limit + 1
+"""
+# Fails if the table or one of its columns is missing.
+PROBE = "SELECT id, name, category_id, status FROM pets LIMIT 1"
 
 Values = Mapping[str, object]
 Rows = list[tuple[Any, ...]]
+# Device and inode of a database, then those of its WAL.
+Files = tuple[int, int, int, int]
 
 
 class StorageUnavailable(Exception):
-    """SQLite cannot do what it was asked; the message says why."""
+    """The store cannot do what it was asked. The message says why."""
 
 
 class PetStore:
-    """The pets in one database file, or in memory where the path is `:memory:`.
+    """The pets in one SQLite file, or in memory if the path is `:memory:`.
 
-    JSON comes out as bytes, ready to be sent (Place.connect, below, sees to that). Any
-    number of threads may call the methods at once. Each raises StorageUnavailable where
-    SQLite cannot answer.
+    Another store can take its place (see `create_app`). It needs the four public
+    methods, and has to keep these promises:
 
-    Reads go to the database, changes to the queue. Both return the rows of a statement,
-    for a change those of its RETURNING. The queue commits many changes at once: one
-    that breaks a CHECK or NOT NULL makes all fail, so `schemas` refuses it first.
+    - Any number of threads may call the methods at once.
+    - The JSON of a pet is bytes: an object with id, name, categoryId and status.
+    - A name is any string that UTF-8 can encode, U+0000 included. Ids and category ids
+      are 64-bit integers. All are returned exactly as they were given.
+    - Ids grow. Once a pet is visible, no pet with a smaller id appears later. Otherwise
+      a client that follows the pages misses pets. (In many databases, a sequence or an
+      identity column assigns an id before the commit, and so breaks this promise.)
+    - When `add` returns, the pet is stored for good. If `add` raises, the pet is not
+      stored later. If a store cannot promise this, its documentation says so.
+    - If the store cannot answer, a method raises StorageUnavailable within about five
+      seconds. It never hangs.
+    - The constructor fails only for reasons that a person has to mend. If a database is
+      merely unreachable for now, the methods raise StorageUnavailable until it is back.
     """
 
     def __init__(self, path: str) -> None:
-        """Open the file, or make it; one that is no pet store is left as it is."""
-        # For programs that fork, that is, copy their process: a copy of an open SQLite
-        # file could ruin it. None forks in this block, and later forks close _stores.
-        with _forking:
-            self.database = Database(path)
-            self.queue = WriteQueue(self.database)
-            _stores.add(self)
-        # Closes the connections when Python drops the store.
-        weakref.finalize(self, self.database.close)
+        """Create the file if it is missing, and check it if it is there.
+
+        Raise StorageUnavailable if the file cannot be used; it is left as it was.
+        """
+        self._database = Database(path)
+        # Close the database when Python drops the store or ends.
+        weakref.finalize(self, self._database.close)
 
     def list_page(
         self, *, limit: int, status: str | None, after: int
     ) -> tuple[bytes, int | None]:
-        """Return the JSON of a page, and its last id if another page follows.
+        """Return a page as a JSON array, and its last id if another page follows.
 
-        It has at most `limit` pets past the id `after`, of one status or any.
+        The page has at most `limit` pets, ordered by id. Each has an id larger than
+        `after` and, unless `status` is None, this status.
         """
         sql = SELECT_PAGE if status is None else SELECT_PAGE_OF_STATUS
         values = {"limit": limit, "status": status, "after": after}
-        # There is always one row; it has an empty array where there are no pets.
-        pets, last_id = self.database.read(sql, values)[0]
-        return pets, last_id
+        rows = self._database.read(sql, values)
+        page = b"[" + b",".join([pet for _, pet in rows[:limit]]) + b"]"
+        last_id = rows[limit - 1][0] if len(rows) > limit else None
+        return page, last_id
 
     def add(self, *, name: str, category_id: int, status: str) -> tuple[int, bytes]:
-        """Store a pet; once it is on the disk, return its id and JSON."""
+        """Store a pet on the disk, and return its id and its JSON."""
         values = {"name": name, "category_id": category_id, "status": status}
-        pet_id, pet = self.queue.write(INSERT_PET, values)[0]
+        [(pet_id, pet)] = self._database.write(INSERT_PET, values)
         return pet_id, pet
 
     def get(self, pet_id: int) -> bytes | None:
-        """Return the JSON of a pet, or None if there is no such pet."""
-        rows = self.database.read(SELECT_PET, {"id": pet_id})
+        """Return the JSON of a pet, or None if no pet has this id."""
+        rows = self._database.read(SELECT_PET, {"id": pet_id})
         return rows[0][0] if rows else None
 
     def check(self) -> None:
-        """Raise unless the database answers a query."""
-        self.database.read(SELECT_ANY, {})
+        """Raise StorageUnavailable if the store cannot answer a query."""
+        self._database.read(PROBE, {})
 
 
-# Whoever reads to learn may stop here.
+# Seconds to wait while another process uses the file.
+STARTUP_TIMEOUT = 5.0
+BUSY_TIMEOUT = 1.0
+WRITE_TIMEOUT = 5.0
+# The most writes that wait longer than BUSY_TIMEOUT. The server has sixteen threads:
+# more waiting writes would leave too few of them for reads.
+MAX_WAITING_WRITES = 8
 
-# Seconds that SQLite waits for another process, at the start and later, before it says
-# that the database is busy; and seconds that a write waits for its turn.
-START_WAIT = 5.0
-BUSY_WAIT = 0.25
-WRITE_WAIT = 5.0
-# How many writes wait while another process holds the file. Fewer than the server has
-# threads: the others are left for reads.
-SEATS = 8
-
-
-class DatabaseBusy(StorageUnavailable):
-    """Another process holds the file."""
-
-
-class WriteQueue:
-    """Statements on their way to the disk: one thread stores all that wait at once.
-
-    A disk syncs a few hundred times a second, however many threads wait for it. So what
-    comes while one transaction is written shares the next. Each thread waits for a
-    Future, a box into which the writing thread puts the rows or the error.
-    """
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._lock = threading.Lock()
-        self._waiting: dict[Future[Rows], tuple[str, Values]] = {}
-        self._is_stalled = False
-        self._executor = ThreadPoolExecutor(1)
-
-    def write(self, sql: str, values: Values) -> Rows:
-        """Return the rows of a statement once what it wrote is on the disk.
-
-        What is refused (StorageUnavailable) is never written later: it is withdrawn
-        first, and where its transaction has begun, the outcome is waited for.
-        """
-        write: Future[Rows] = Future()
-        try:
-            with self._lock:
-                if self._is_stalled and len(self._waiting) >= SEATS:
-                    raise StorageUnavailable("the database is busy, and many wait")
-                self._waiting[write] = sql, values
-            # Where this write is taken along by another, there will be nothing to do.
-            self._executor.submit(self._store_all)
-            return write.result(WRITE_WAIT)
-        except (TimeoutError, RuntimeError) as error:
-            # RuntimeError: no thread takes work where the interpreter ends.
-            if write.cancel():
-                reason = str(error) or "the database was busy for too long"
-                raise StorageUnavailable(reason) from error
-            return write.result()
-        finally:
-            # Also where this thread is interrupted (KeyboardInterrupt).
-            with self._lock:
-                self._waiting.pop(write, None)
-
-    def _store_all(self) -> None:
-        """Write all that waits, and what comes meanwhile, in one transaction each.
-
-        A transaction succeeds or fails as a whole: SQLite rolls back all of it by
-        itself where it runs out of memory, and what came after would be written alone.
-        """
-        stored: dict[Future[Rows], Rows] = {}
-        while self._waiting:
-            taken: dict[Future[Rows], tuple[str, Values]] = {}
-            try:
-                with self._database.transaction() as connection:
-                    taken = self._take()
-                    self._is_stalled = False
-                    outcomes = {
-                        write: connection.execute(*statement).fetchall()
-                        for write, statement in taken.items()
-                    }
-                    # Now the disk syncs. Woken earlier, the threads would take the
-                    # interpreter from this one at each of its statements.
-                    _tell(stored)
-            except Exception as error:
-                _tell(stored)
-                # While another process holds the file, the first may go on waiting.
-                self._is_stalled = isinstance(error, DatabaseBusy)
-                for write in taken or self._take(SEATS if self._is_stalled else 0):
-                    write.set_exception(error)
-            else:
-                stored = outcomes
-        self._is_stalled = False
-        _tell(stored)
-
-    def _take(self, first: int = 0) -> dict[Future[Rows], tuple[str, Values]]:
-        """Return what waits from `first` on; from now on it cannot be withdrawn."""
-        with self._lock:
-            writes = list(self._waiting)[first:]
-            taken = {write: self._waiting.pop(write) for write in writes}
-        # What has been withdrawn, but has not left by itself yet, is left out.
-        return {
-            write: statement
-            for write, statement in taken.items()
-            if write.set_running_or_notify_cancel()
-        }
-
-
-def _tell(stored: dict[Future[Rows], Rows]) -> None:
-    """Give each write its rows, once."""
-    while stored:
-        write, rows = stored.popitem()
-        write.set_result(rows)
+# Result codes of SQLite (sqlite.org/rescode.html).
+BUGS = {sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT}
+DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+NO_ACCESS = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY}
 
 
 class Database:
-    """A database with one connection that reads and one that writes.
+    """An SQLite database with one connection for reads and one for writes.
 
-    Each has a lock, and so one owner at a time. To open or to close them takes both
-    locks, `_writing` first, so that all that runs has ended. Before every use, the
-    files at the path are compared with those that are open: SQLite goes on with these,
-    and what it wrote to a file that was removed would be lost.
+    Each connection has a lock. A thread that needs both locks takes the write lock
+    first. The locks are reentrant, because the garbage collector may call `close` in
+    any thread, even in one that has a lock of its own.
+
+    SQLite goes on using an open file after somebody has removed or replaced it, and
+    what it writes then is lost. So the files at the path are compared with the open
+    ones before every use. If they differ, the files at the path are opened.
+
+    The files are first opened by the first read or write, not by the constructor: a
+    server may fork in between.
     """
 
     def __init__(self, path: str) -> None:
         if sqlite3.sqlite_version_info < (3, 38):
             found = sqlite3.sqlite_version
-            raise StorageUnavailable(f"SQLite is {found}, 3.38 or newer is needed")
-        self._place = Place(path)
+            raise StorageUnavailable(f"SQLite is {found}, but 3.38 or newer is needed")
+        self._in_memory = path == ":memory:"
+        self._path = path if self._in_memory else os.path.abspath(path)
+        self._process: int | None = None
         self._connections: Connections | None = None
-        # Reentrant: a dropped store is closed by any thread, even one that has a lock.
-        self._writing = threading.RLock()
-        # In memory there is but one connection.
-        self._reading = self._writing if self._place.is_memory else threading.RLock()
-        self._open_anew(is_start=True)
+        self._is_closed = False
+        self._write_lock = threading.RLock()
+        # In memory, both connections are the same one.
+        self._read_lock = self._write_lock if self._in_memory else threading.RLock()
+        self._queue: list[QueuedWrite] = []
+        self._queue_lock = threading.Lock()
+        self._executor = ThreadPoolExecutor(1)
+        if not self._in_memory:
+            with self._sqlite_errors():
+                self._prepare_file()
 
     def read(self, sql: str, values: Values) -> Rows:
-        """Return the rows of a query on the files that are at the path now."""
-        while True:
-            with self._reading:
-                if connections := self._current():
-                    try:
-                        return connections.reader.execute(sql, values).fetchall()
-                    except sqlite3.Error as error:
-                        raise self._failure(error) from error
-            self._open_anew()
+        """Return the rows of a query."""
+        self._require_same_process()
+        with self._read_lock, self._sqlite_errors():
+            if connections := self._current_connections():
+                return connections.reader.execute(sql, values).fetchall()
+        # Without a timeout, many reads would wait for each other while another process
+        # uses the file.
+        if not self._write_lock.acquire(timeout=BUSY_TIMEOUT):
+            raise self._unavailable("it is being opened")
+        try:
+            with self._sqlite_errors():
+                connections = self._current_connections() or self._reopen()
+                with self._read_lock:
+                    return connections.reader.execute(sql, values).fetchall()
+        finally:
+            self._write_lock.release()
 
-    @contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Run the body of a `with` block as one transaction, on the disk at its end.
+    def write(self, sql: str, values: Values) -> Rows:
+        """Return the rows of a statement once its changes are on the disk.
 
-        Raises DatabaseBusy, before the body, while another process writes.
+        A disk syncs a few hundred times a second, no matter how many threads wait. So
+        the statement is queued, and one thread commits everything that is queued in one
+        transaction (group commit). If one statement fails, all of them fail.
         """
-        with self._writing:
-            while not (connections := self._current()):
-                self._open_anew()
-            connection = connections.writer
+        self._require_same_process()
+        future: Future[Rows] = Future()
+        with self._queue_lock:
+            self._queue.append(QueuedWrite(future, sql, values))
             try:
-                connection.execute("BEGIN IMMEDIATE")
-                yield connection
-                connection.execute("COMMIT")
-            except sqlite3.Error as error:
-                raise self._failure(error) from error
-            finally:
-                # After a COMMIT, there is nothing to roll back.
-                connection.rollback()
-
-    def pause(self) -> None:
-        """Wait for what runs, close the files, and let nothing more run."""
-        self._writing.acquire()
-        self._reading.acquire()
-        if not self._place.is_memory:
-            self._let_go(at_any_rate=True)
-
-    def resume(self) -> None:
-        """Let all go on after `pause`."""
-        self._reading.release()
-        self._writing.release()
+                self._executor.submit(self._commit_queue)
+            except RuntimeError as error:
+                # Python is ending, or no thread can start.
+                self._queue.pop()
+                raise self._unavailable(error) from error
+        return future.result()
 
     def close(self) -> None:
-        """Wait for what runs, and close the connections for good."""
-        with self._writing, self._reading:
-            self._let_go(at_any_rate=True)
+        """Wait for running statements, and close the files for good."""
+        if self._process not in (None, os.getpid()):
+            return
+        self._executor.shutdown(wait=False)
+        with self._write_lock:
+            self._is_closed = True
+            with suppress(sqlite3.Error, StorageUnavailable):
+                self._checkpoint()
+            self._close_connections()
 
-    def _current(self) -> Connections | None:
-        """Return the connections, if the files at the path are those they have open."""
-        found = self._place.identity()
-        # What could not be found is nothing, not even the same as before.
-        if found is None or not self._connections:
-            return None
-        return self._connections if found == self._connections.identity else None
+    def _require_same_process(self) -> None:
+        """Raise StorageUnavailable if another process opened this database.
 
-    def _open_anew(self, *, is_start: bool = False) -> None:
-        """Open the files at the path, unless they are open."""
-        with self._writing, self._reading:
-            if not self._current():
-                try:
-                    self._let_go()
-                    self._connections = self._place.open(is_start=is_start)
-                except sqlite3.Error as error:
-                    raise self._place.unavailable(error) from error
-
-    def _let_go(self, *, at_any_rate: bool = False) -> None:
-        """Complete the files that are open, and close them; both locks are held."""
-        if self._connections:
-            try:
-                self._place.complete(self._connections.writer)
-            except (sqlite3.Error, StorageUnavailable) as error:
-                # What is damaged cannot be completed.
-                if not at_any_rate and _result_code(error) not in DAMAGED:
-                    raise
-            self._connections.reader.close()
-            self._connections.writer.close()
-            self._connections = None
-
-    def _failure(self, error: sqlite3.Error) -> Exception:
-        """Return what to raise for an error of SQLite, which may be a bug of ours."""
-        code = _result_code(error)
-        if code in DAMAGED and self._connections:
-            # The next who uses the database opens it anew.
-            self._connections = self._connections._replace(identity=None)
-        # Python's sqlite3 calls bad SQL operational too.
-        elif not isinstance(error, sqlite3.OperationalError) or code == BAD_SQL:
-            return error
-        return self._place.unavailable(error)
-
-
-class Connections(NamedTuple):
-    """The two connections to a database, and what tells its files from others."""
-
-    reader: sqlite3.Connection
-    writer: sqlite3.Connection
-    identity: tuple[int, ...] | None
-
-
-# SQLite's result codes (sqlite.org/rescode.html).
-BAD_SQL = sqlite3.SQLITE_ERROR
-DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
-NOT_ALLOWED = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY}
-
-
-def _result_code(error: object) -> int:
-    # It is the lowest byte of the extended one; other errors have none.
-    code: int = getattr(error, "sqlite_errorcode", 0)
-    return code & 0xFF
-
-
-class Place:
-    """Where a database is, in a file or in memory: what is there, how it is opened.
-
-    Beside the file is its WAL, in which commits are until SQLite brings them into it.
-    """
-
-    def __init__(self, path: str) -> None:
-        self.is_memory = path == ":memory:"
-        self.path = path if self.is_memory else os.path.abspath(path)
-        self._wal = ""
-
-    def identity(self) -> tuple[int, ...] | None:
-        """Return device and inode of the database and its WAL, or None without them.
-
-        StorageUnavailable where the database has been emptied: SQLite would delete the
-        WAL, and what is only there.
+        SQLite does not support a connection that a fork has copied
+        (sqlite.org/howtocorrupt.html, section 2.6), and its locks may be held by
+        threads that do not exist in this process.
         """
-        if self.is_memory:
-            return ()
+        if self._process is None:
+            self._process = os.getpid()
+        if self._process != os.getpid():
+            raise self._unavailable(
+                "it was opened before this process was forked; start processes with "
+                "the method spawn or forkserver of multiprocessing instead"
+            )
+
+    def _commit_queue(self) -> None:
+        """Commit all queued writes in one transaction."""
+        batch: list[QueuedWrite] = []
         try:
-            database, wal = os.stat(self.path), os.stat(self._wal)
-        except OSError:
-            return None
-        if not database.st_size:
-            raise self.unavailable("it has been emptied")
-        return database.st_dev, database.st_ino, wal.st_dev, wal.st_ino
+            with self._write_lock, self._sqlite_errors():
+                # An earlier run may have committed everything.
+                if not self._queue:
+                    return
+                writer = self._begin()
+                batch = self._take_queue()
+                results = self._execute(writer, batch)
+        except Exception as error:
+            for write in batch or self._take_queue():
+                write.future.set_exception(error)
+        else:
+            for write, rows in zip(batch, results, strict=True):
+                write.future.set_result(rows)
 
-    def open(self, *, is_start: bool) -> Connections:
-        """Open the files at the path by two connections, and see that both have these.
+    def _take_queue(self) -> list[QueuedWrite]:
+        """Empty the queue, and return what was in it."""
+        with self._queue_lock:
+            writes, self._queue = self._queue, []
+        return writes
 
-        Only at the start is a database made where there is none. A connection opens the
-        WAL with its first query. If the WAL were removed between the two, one would not
-        read what the other writes, nor would the next process.
+    def _begin(self) -> sqlite3.Connection:
+        """Begin a transaction on the files at the path, and return its connection."""
+        deadline = monotonic() + WRITE_TIMEOUT
+        while True:
+            try:
+                connections = self._current_connections() or self._reopen()
+                # A no-op, unless an earlier rollback has failed.
+                connections.writer.rollback()
+                connections.writer.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError as error:
+                too_many = len(self._queue) > MAX_WAITING_WRITES
+                if not is_busy(error) or too_many or monotonic() > deadline:
+                    raise
+            else:
+                # The files may have been removed while this thread waited.
+                if self._current_connections():
+                    return connections.writer
+                connections.writer.rollback()
+
+    def _execute(
+        self, writer: sqlite3.Connection, batch: list[QueuedWrite]
+    ) -> list[Rows]:
+        """Execute and commit a batch, or roll back all of it."""
+        try:
+            results = [
+                writer.execute(write.sql, write.values).fetchall() for write in batch
+            ]
+            writer.execute("COMMIT")
+        except Exception:
+            writer.rollback()
+            # If COMMIT could not sync, the WAL contains the whole transaction, and the
+            # next startup would store it. The next commit overwrites it.
+            with suppress(sqlite3.Error):
+                writer.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            raise
+        return results
+
+    def _current_connections(self) -> Connections | None:
+        """Return the open connections if their files are still those at the path."""
+        connections = self._connections
+        if self._in_memory or not connections:
+            return connections
+        files = find_files(self._path, connections.wal)
+        return connections if files and files == connections.files else None
+
+    def _reopen(self) -> Connections:
+        """Close the open files, and open those at the path. Needs the write lock."""
+        if self._is_closed:
+            raise self._unavailable("the store is closed")
+        if self._in_memory:
+            self._connections = self._open_memory()
+            return self._connections
+        if get_size(self._path) == 0:
+            # SQLite would delete the WAL, and the pets in it.
+            raise self._unavailable("it is empty; put the database back")
+        try:
+            self._checkpoint()
+        except sqlite3.Error as error:
+            # A damaged file cannot be checkpointed. A backup may have replaced it.
+            if result_code(error) not in DAMAGED:
+                raise
+        self._close_connections()
+        self._connections = self._open_file()
+        return self._connections
+
+    def _checkpoint(self) -> None:
+        """Copy what is only in the WAL into the open database.
+
+        If its files are no longer at the path, SQLite does not do so when it closes
+        them, and the next program that opens the database may not find its WAL.
         """
-        if self.is_memory:
-            connection = self.connect("memory", 0)
-            connection.executescript(CREATE_SCHEMA)
-            return Connections(connection, connection, ())
-        if is_start:
-            make_or_check(self)
-        # A link may lead elsewhere by now.
-        self._wal = self.beside("-wal")
-        wait = START_WAIT if is_start else BUSY_WAIT
-        with ExitStack() as on_failure:
-            # The first makes the WAL, so that there is something to compare.
-            with closing(self.connect("rw", wait)) as first:
-                self.require_pet_store(first)
-                enter_wal(self, first, wait)
-                first.execute(SELECT_ANY).fetchall()
-                before = self.identity()
+        if not self._connections:
+            return
+        checkpoint = self._connections.writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        is_incomplete, *_ = checkpoint.fetchone()
+        if is_incomplete:
+            raise self._unavailable(
+                "another program still reads the file that was here"
+            )
+
+    def _close_connections(self) -> None:
+        """Close the open files after running reads. Needs the write lock."""
+        with self._read_lock:
+            connections, self._connections = self._connections, None
+            if connections:
+                connections.reader.close()
+                connections.writer.close()
+
+    def _open_memory(self) -> Connections:
+        connection = self._connect("memory", 0)
+        create_schema(connection)
+        return Connections(connection, connection, "", None)
+
+    def _open_file(self) -> Connections:
+        """Open the files at the path by two connections.
+
+        If somebody moves a file while they are opened, the connections may have
+        different files. So the files are compared before and after.
+        """
+        self._require_pet_store()
+        # SQLite puts the WAL next to the file that a symbolic link leads to.
+        wal = os.path.realpath(self._path) + "-wal"
+        with ExitStack() as opened:
+            # The first connection creates the WAL, and keeps it for the others.
+            with closing(self._connect("rw", BUSY_TIMEOUT)) as first:
+                self._set_wal_mode(first, BUSY_TIMEOUT)
+                first.execute(PROBE).fetchall()
+                before = find_files(self._path, wal)
                 reader, writer = (
-                    on_failure.enter_context(closing(self.connect("rw", BUSY_WAIT)))
+                    opened.enter_context(closing(self._connect("rw", BUSY_TIMEOUT)))
                     for _ in range(2)
                 )
+                reader.execute("PRAGMA query_only = ON")
                 writer.execute("PRAGMA synchronous = FULL")
                 for connection in (reader, writer):
-                    connection.execute(SELECT_ANY).fetchall()
-                identity = self.identity()
-            if identity is None or identity != before:
-                raise self.unavailable("it was moved while it was opened")
-            on_failure.pop_all()
-        return Connections(reader, writer, identity)
+                    connection.execute(PROBE).fetchall()
+                after = find_files(self._path, wal)
+            if not after or after != before:
+                raise self._unavailable("it was moved while it was opened")
+            opened.pop_all()
+        return Connections(reader, writer, wal, after)
 
-    def complete(self, connection: sqlite3.Connection) -> None:
-        """Bring into the database of a connection what is only in its WAL.
-
-        The two may not be at the path any more. Then SQLite would leave the WAL to
-        whoever opens them together, if anyone; the connection still reaches both.
-        """
-        checkpoint = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        is_busy, *_ = checkpoint.fetchone()
-        if is_busy:
-            raise self.unavailable("another program still reads the old one")
-
-    def connect(self, mode: str, wait: float) -> sqlite3.Connection:
-        """Return a new connection: "ro", "rw", "rwc", which makes the file, "memory".
-
-        It waits so many seconds for other processes, and gives text as bytes.
-        """
-        name = "file:" if self.is_memory else Path(self.path).as_uri()
+    def _connect(self, mode: str, timeout: float) -> sqlite3.Connection:
+        """Return a new connection in a mode of SQLite's URIs (sqlite.org/uri.html)."""
+        uri = "file:" if self._in_memory else Path(self._path).as_uri()
         connection = sqlite3.connect(
-            f"{name}?mode={mode}",
+            f"{uri}?mode={mode}",
             uri=True,
-            timeout=wait,
+            timeout=timeout,
             isolation_level=None,
             check_same_thread=False,
         )
         connection.text_factory = bytes
         return connection
 
-    def beside(self, suffix: str) -> str:
-        """Return the path of a file that SQLite keeps beside what a link leads to."""
-        return f"{os.path.realpath(self.path)}{suffix}"
+    def _prepare_file(self) -> None:
+        """Create the file if it is missing or empty, otherwise check it."""
+        if not get_size(self._path):
+            # Several processes may do this at once: the first one creates the schema.
+            with closing(self._connect("rwc", STARTUP_TIMEOUT)) as connection:
+                was_created = create_schema(connection)
+            if was_created:
+                log = logging.getLogger(__name__)
+                log.warning("Created a new database: %s", self._path)
+        self._require_pet_store(STARTUP_TIMEOUT)
+        with closing(self._connect("ro", STARTUP_TIMEOUT)) as connection:
+            [(verdict,)] = connection.execute("PRAGMA quick_check(1)").fetchall()
+        if verdict != b"ok":
+            reason = " ".join(verdict.decode().split())
+            raise self._unavailable(f"it is damaged ({reason}); restore a backup")
+        with closing(self._connect("rw", STARTUP_TIMEOUT)) as connection:
+            self._set_wal_mode(connection, STARTUP_TIMEOUT)
 
-    def require_pet_store(self, connection: sqlite3.Connection) -> None:
-        """Raise unless a connection leads to a pet store of this version."""
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
+    def _require_pet_store(self, timeout: float = BUSY_TIMEOUT) -> None:
+        """Raise StorageUnavailable if the file is not a pet store of this version.
+
+        A file of another program is left as it is, its WAL included.
+        """
+        # SQLite opens an immutable file without its WAL and creates nothing next to it.
+        # The version of a pet store is in the file itself, never only in its WAL.
+        with closing(self._connect("ro&immutable=1", 0)) as connection:
+            [(version,)] = connection.execute("PRAGMA user_version").fetchall()
         if version != SCHEMA_VERSION:
-            found = f"its user_version is {version}, not {SCHEMA_VERSION}"
-            raise self.unavailable(f"it is no pet store of this version: {found}")
-        connection.execute(SELECT_ANY).fetchall()
+            raise self._not_a_pet_store(
+                f"its user_version is {version}, not {SCHEMA_VERSION}"
+            )
+        if os.path.exists(os.path.realpath(self._path) + "-journal"):
+            # A process was killed while it created the file. SQLite rolls back what it
+            # left, but only on a connection that may write.
+            with closing(self._connect("rw", timeout)) as connection:
+                connection.execute("PRAGMA user_version").fetchall()
+        with closing(self._connect("ro", timeout)) as connection:
+            try:
+                connection.execute(PROBE).fetchall()
+            except sqlite3.OperationalError as error:
+                if result_code(error) != sqlite3.SQLITE_ERROR:
+                    raise
+                raise self._not_a_pet_store(error) from error
 
-    def unavailable(self, reason: object) -> StorageUnavailable:
-        """Return the exception that names the database, the reason, and what to do."""
-        code = _result_code(reason)
-        if code in NOT_ALLOWED:
-            hint = "is it a file, is its folder there, may this user write to both?"
-            reason = f"{reason} ({hint})"
-        exception = DatabaseBusy if code == sqlite3.SQLITE_BUSY else StorageUnavailable
-        return exception(f"{self.path}: {reason}")
-
-
-def make_or_check(place: Place) -> None:
-    """Make a file where there is none; look at one that is there without a change.
-
-    Several processes may do so at once.
-    """
-    is_file = os.path.isfile(place.path)
-    if is_file and os.path.exists(place.beside("-journal")):
-        # Only who may write can undo what a kill has left half done (a hot journal).
-        with closing(place.connect("rw", START_WAIT)) as connection:
-            connection.execute("PRAGMA user_version").fetchall()
-    if not is_file or not os.path.getsize(place.path):
-        with closing(place.connect("rwc", START_WAIT)) as connection:
-            connection.executescript(CREATE_SCHEMA)
-        logging.getLogger(__name__).warning("Made a new database: %s", place.path)
-        return
-    with closing(place.connect("ro", START_WAIT)) as connection:
-        place.require_pet_store(connection)
-        verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0].decode()
-        if verdict != "ok":
-            raise place.unavailable(f"it is damaged: {' '.join(verdict.split())}")
-
-
-def enter_wal(place: Place, connection: sqlite3.Connection, wait: float) -> None:
-    """Set the journal mode; SQLite itself does not wait for who writes here."""
-    if not os.access(place.path, os.W_OK):
-        raise place.unavailable("this user may not write to it")
-    deadline = monotonic() + wait
-    mode = None
-    while mode is None:
-        try:
-            mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
-        except sqlite3.OperationalError as error:
-            if _result_code(error) != sqlite3.SQLITE_BUSY or monotonic() > deadline:
-                raise
+    def _set_wal_mode(self, connection: sqlite3.Connection, timeout: float) -> None:
+        """Set WAL mode, and wait for other programs, as SQLite does not do here."""
+        if not os.access(self._path, os.W_OK):
+            raise self._unavailable("this user may not write to it")
+        deadline = monotonic() + timeout
+        while True:
+            try:
+                [(mode,)] = connection.execute("PRAGMA journal_mode = WAL").fetchall()
+                break
+            except sqlite3.OperationalError as error:
+                if not is_busy(error) or monotonic() > deadline:
+                    raise
             sleep(0.01)
-    if mode != b"wal":
-        raise place.unavailable("its file system does not support WAL")
+        if mode != b"wal":
+            raise self._unavailable(
+                "its file system does not support WAL mode; use a local disk"
+            )
+
+    @contextmanager
+    def _sqlite_errors(self) -> Iterator[None]:
+        """Raise StorageUnavailable for every error of SQLite except bugs of ours."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            code = result_code(error)
+            if not code or code in BUGS:
+                raise
+            if code in DAMAGED and self._connections and not self._in_memory:
+                # The next use opens the files again.
+                self._connections = self._connections._replace(files=None)
+            reason = str(error)
+            if code in NO_ACCESS:
+                reason += "; it must be a file in an existing folder, and this user "
+                reason += "must be allowed to write to both"
+            raise self._unavailable(reason) from error
+        except MemoryError as error:
+            raise self._unavailable("out of memory") from error
+
+    def _not_a_pet_store(self, reason: object) -> StorageUnavailable:
+        return self._unavailable(
+            f"it is not a pet store of this version ({reason}); choose another file"
+        )
+
+    def _unavailable(self, reason: object) -> StorageUnavailable:
+        return StorageUnavailable(f"{self._path}: {reason}")
 
 
-# A fork must carry along neither a connection (sqlite.org/howtocorrupt.html, section
-# 2.6) nor a lock that some other thread holds.
-_stores: weakref.WeakSet[PetStore] = weakref.WeakSet()
-_paused: list[PetStore] = []
-# One fork at a time, and none while a store is made.
-_forking = threading.Lock()
+class QueuedWrite(NamedTuple):
+    """A statement that waits for its commit, and the Future for its rows."""
+
+    future: Future[Rows]
+    sql: str
+    values: Values
 
 
-def _before_fork() -> None:
-    _forking.acquire()
-    for store in _stores:
-        store.database.pause()
-        _paused.append(store)
+class Connections(NamedTuple):
+    """The two connections to a database, the path of its WAL, and its files."""
+
+    reader: sqlite3.Connection
+    writer: sqlite3.Connection
+    wal: str
+    files: Files | None
 
 
-def _after_fork_in_parent() -> None:
-    while _paused:
-        _paused.pop().database.resume()
-    _forking.release()
+def get_size(path: str) -> int | None:
+    """Return the size of a file in bytes, or None if it is missing."""
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return None
 
 
-def _after_fork_in_child() -> None:
-    for store in _paused:
-        # Who waits in the old one waits in the parent, as its thread does.
-        store.queue = WriteQueue(store.database)
-    _after_fork_in_parent()
+def find_files(path: str, wal_path: str) -> Files | None:
+    """Return the files of a database, or None if one is missing or it is empty."""
+    try:
+        database, wal = os.stat(path), os.stat(wal_path)
+    except OSError:
+        return None
+    if database.st_size == 0:
+        return None
+    return database.st_dev, database.st_ino, wal.st_dev, wal.st_ino
 
 
-# Windows has no fork.
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_before_fork,
-        after_in_parent=_after_fork_in_parent,
-        after_in_child=_after_fork_in_child,
-    )
+def create_schema(connection: sqlite3.Connection) -> bool:
+    """Create the schema unless it is there, and return whether it was created."""
+    connection.execute("BEGIN IMMEDIATE")
+    [(version,)] = connection.execute("PRAGMA user_version").fetchall()
+    if version == 0:
+        connection.execute(CREATE_TABLE)
+        connection.execute(CREATE_INDEX)
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    connection.execute("COMMIT")
+    return bool(version == 0)
+
+
+def result_code(error: sqlite3.Error) -> int:
+    """Return the result code of SQLite, or 0 for an error of Python's sqlite3."""
+    # The lowest byte of the extended result code.
+    code: int = getattr(error, "sqlite_errorcode", 0)
+    return code & 0xFF
+
+
+def is_busy(error: sqlite3.Error) -> bool:
+    """Return whether another process held the file."""
+    return result_code(error) == sqlite3.SQLITE_BUSY

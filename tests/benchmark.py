@@ -2,34 +2,26 @@
 
 Every figure is a ratio of two that are measured in turn; medians of many rounds are
 shown. Requests are called through WSGI in one process, beside a bare route that returns
-a ready-made body of the same size. Creates are sent to gunicorn, on disks whose sync
-takes longer, beside the same service made to commit one pet at a time.
+a ready-made body of the same size.
 """
 
 import json
-import socket
 import sqlite3
-import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from flask import Flask, Response
 from werkzeug.test import create_environ
 
-import storage
 from app import create_app
-from tests.service import AUTHORIZED, COMMAND, KEY, serving
+from tests.process import AUTHORIZED, KEY
 
 SMALL, LARGE = 1_000, 1_000_000
 ROUNDS, CALLS = 40, 100
-SERVED_ROUNDS, SERVED_SECONDS = 5, 1.0
 
 INSERT = "INSERT INTO pets (name, category_id, status) VALUES (?, ?, ?)"
 STATUSES = ("sold", "pending", "available")
@@ -100,94 +92,7 @@ def in_process(folder: str) -> None:
         show(name, *(f"{median(column):.2f} x" for column in zip(*ratios, strict=True)))
 
 
-# Served.
-
-BODY = json.dumps({"name": "Rex", "categoryId": 1, "status": "sold"})
-CREATE = f"""POST /v1/pets HTTP/1.1
-Host: localhost
-Authorization: Bearer {KEY}
-Content-Type: application/json
-Content-Length: {len(BODY)}
-
-{BODY}""".replace("\n", "\r\n").encode()
-
-
-def creates_per_second(port: int, connections: int) -> float:
-    """Create pets over and over on some connections, and count the answers."""
-    stop = threading.Event()
-
-    def work() -> int:
-        count = 0
-        with socket.create_connection(("127.0.0.1", port), 30) as connection:
-            while not stop.is_set():
-                connection.sendall(CREATE)
-                answer = b""
-                while not answer.endswith(b"}\n"):
-                    answer += (received := connection.recv(65_536))
-                    assert received, f"it closed the connection after {answer!r}"
-                assert answer.startswith(b"HTTP/1.1 201 "), answer
-                count += 1
-        return count
-
-    start = time.perf_counter()
-    with ThreadPoolExecutor(connections) as threads:
-        counts = [threads.submit(work) for _ in range(connections)]
-        time.sleep(SERVED_SECONDS)
-        stop.set()
-        answers = sum(count.result() for count in counts)
-    return answers / (time.perf_counter() - start)
-
-
-def served(delay: int, *, shares: bool) -> Flask:
-    """Return the service on a disk whose sync takes `delay` milliseconds longer.
-
-    Where it does not share, it takes one pet at a time from those that wait.
-    """
-    transaction = storage.Database.transaction
-
-    @contextmanager
-    def slow(database: storage.Database) -> Iterator[sqlite3.Connection]:
-        with transaction(database) as connection:
-            yield connection
-            time.sleep(delay / 1000)
-
-    def take_one(queue: storage.WriteQueue, _: int = 0) -> dict[Future[Any], Any]:
-        with queue._lock:
-            write = next(iter(queue._waiting))
-            statement = queue._waiting.pop(write)
-        return {write: statement} if write.set_running_or_notify_cancel() else {}
-
-    storage.Database.transaction = slow  # type: ignore[method-assign]
-    if not shares:
-        storage.WriteQueue._take = take_one  # type: ignore[method-assign]
-    return create_app()
-
-
-def creates(folder: str) -> None:
-    """Measure creates on disks whose sync takes longer, beside one commit a pet."""
-    show("creates, connections", "shared commits", "one a pet", "ratio")
-    for delay in (0, 1, 4):
-        shared, single = (
-            [*COMMAND[:-1], f"tests.benchmark:served({delay}, shares={shares})"]
-            for shares in (True, False)
-        )
-        with (
-            serving(Path(folder, f"shared{delay}.db"), shared) as ours,
-            serving(Path(folder, f"single{delay}.db"), single) as other,
-        ):
-            for connections in (8, 16):
-                pairs = [
-                    [creates_per_second(one.port, connections) for one in (ours, other)]
-                    for _ in range(SERVED_ROUNDS)
-                ]
-                rates = [f"{median(rate):,.0f}/s" for rate in zip(*pairs, strict=True)]
-                ratio = median(our / its for our, its in pairs)
-                show(f"sync {delay} ms longer, {connections}", *rates, f"{ratio:.2f}")
-
-
 if __name__ == "__main__":
     # Files in memory have no disk to wait for.
     with TemporaryDirectory(dir="/dev/shm") as folder:
         in_process(folder)
-    with TemporaryDirectory() as folder:
-        creates(folder)

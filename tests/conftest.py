@@ -1,4 +1,4 @@
-"""What the tests share: applications in memory and on a file, and their clients."""
+"""Fixtures: applications in memory and on a file, and clients of them."""
 
 import shutil
 from pathlib import Path
@@ -7,11 +7,12 @@ import pytest
 from flask.testing import FlaskClient
 
 from app import create_app
-from tests.service import AUTHORIZED, KEY, ROOT
+from tests.helpers import BEFORE_REMOVAL, set_clock
+from tests.process import AUTHORIZED, KEY, ROOT
 
 
-def client_of(database: Path | str) -> FlaskClient:
-    """Return a client that sends the key, of a new application on a database."""
+def create_client(database: Path | str) -> FlaskClient:
+    """Return a client of a new application on a database. It sends the key."""
     client = create_app({"API_KEYS": KEY, "DATABASE": database}).test_client()
     client.environ_base["HTTP_AUTHORIZATION"] = AUTHORIZED["Authorization"]
     return client
@@ -19,37 +20,44 @@ def client_of(database: Path | str) -> FlaskClient:
 
 @pytest.fixture(autouse=True)
 def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remove the settings of the caller from the environment."""
     for name in ("PETSTORE_API_KEYS", "PETSTORE_DATABASE"):
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.fixture(autouse=True)
+def fixed_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the tests that use getPet pass after its removal, too."""
+    set_clock(monkeypatch, BEFORE_REMOVAL)
+
+
 @pytest.fixture
 def client() -> FlaskClient:
-    """A client with a key, of an application in memory."""
-    return client_of(":memory:")
+    """Return a client with a key. Its application stores pets in memory."""
+    return create_client(":memory:")
 
 
 @pytest.fixture
 def anonymous(client: FlaskClient) -> FlaskClient:
-    """A client without a key, of the same application."""
+    """Return a client of the same application that sends no key."""
     return client.application.test_client()
 
 
 @pytest.fixture
 def database(tmp_path: Path) -> Path:
-    """The path of a file that is not there yet."""
+    """Return the path of a file that does not exist yet."""
     return tmp_path / "pets.db"
 
 
 @pytest.fixture
 def file_client(database: Path) -> FlaskClient:
-    """A client with a key, of an application on the file."""
-    return client_of(database)
+    """Return a client with a key. Its application stores pets in the file."""
+    return create_client(database)
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A folder with a copy of all the code, which may be changed."""
+    """Return a folder with a copy of all the code, which a test may change."""
     for file in ROOT.glob("*.py"):
         shutil.copy(file, tmp_path)
     return tmp_path

@@ -1,12 +1,12 @@
-"""The bearer key: who gets in, and that nobody else learns anything."""
+"""The bearer key: which keys are valid, and which paths need one."""
 
 import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
 from app import create_app
-from tests.checks import assert_error
-from tests.requests import REQUESTS, Request
+from tests.helpers import assert_error
+from tests.request_table import REQUESTS, Request
 
 
 def list_pets(keys: str, authorization: str) -> TestResponse:
@@ -21,12 +21,12 @@ def list_pets(keys: str, authorization: str) -> TestResponse:
     + [("two words", "Bearer two words")]
     + [("clé", "Bearer clé".encode().decode("latin-1"))],
 )
-def test_a_key_of_the_list_gets_in(keys: str, authorization: str) -> None:
+def test_each_configured_key_is_valid(keys: str, authorization: str) -> None:
     assert list_pets(keys, authorization).status_code == 200
 
 
 @pytest.mark.parametrize("authorization", ["k", "Bearer", "Bearer  ", "Basic azpr"])
-def test_no_bearer_key_is_a_missing_key(authorization: str) -> None:
+def test_a_header_without_a_bearer_key_is_a_missing_key(authorization: str) -> None:
     response = list_pets("k", authorization)
     assert_error(response, 401, "missing_api_key")
     assert response.headers["WWW-Authenticate"] == 'Bearer realm="petstore"'
@@ -36,15 +36,15 @@ def test_no_bearer_key_is_a_missing_key(authorization: str) -> None:
     ("keys", "key"),
     [("k", "K"), ("k", "kk"), ("k", "k,k"), ("a,b", "a,b"), ("a,b", ","), ("k", "é")],
 )
-def test_any_other_key_is_invalid(keys: str, key: str) -> None:
+def test_every_other_key_is_invalid(keys: str, key: str) -> None:
     response = list_pets(keys, f"Bearer {key}")
     assert_error(response, 401, "invalid_api_key")
     challenge = 'Bearer realm="petstore", error="invalid_token"'
     assert response.headers["WWW-Authenticate"] == challenge
 
 
-@pytest.mark.parametrize("row", [row for row in REQUESTS if not row.before], ids=str)
-def test_without_a_key_everything_under_v1_is_401_but_options_and_the_document(
+@pytest.mark.parametrize("row", [row for row in REQUESTS if not row.prepare], ids=str)
+def test_paths_under_v1_need_a_key_except_options_and_the_document(
     client: FlaskClient, monkeypatch: pytest.MonkeyPatch, row: Request
 ) -> None:
     is_open = row.method == "OPTIONS" or row.path == "/v1/openapi.json"

@@ -1,4 +1,4 @@
-"""createPet: what is taken, exactly as it was sent, and what is refused and why."""
+"""createPet: which bodies it accepts, and how it refuses the others."""
 
 import json
 
@@ -6,9 +6,9 @@ import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from tests.checks import PET, add_pet, assert_error
+from tests.helpers import NEW_PET, add_pet, assert_error
 
-REX = json.dumps(PET)
+REX = json.dumps(NEW_PET)
 
 
 def post(client: FlaskClient, body: str | bytes) -> TestResponse:
@@ -16,12 +16,12 @@ def post(client: FlaskClient, body: str | bytes) -> TestResponse:
 
 
 def with_member(name: str, literal: str) -> str:
-    """Return a body that is right but for one member, which is spelled like this."""
-    return json.dumps({**PET, name: "here"}).replace('"here"', literal)
+    """Return a valid body with one member set to this JSON literal."""
+    return json.dumps({**NEW_PET, name: "here"}).replace('"here"', literal)
 
 
-def test_a_new_pet_comes_back_with_its_id_and_place(client: FlaskClient) -> None:
-    response = post(client, json.dumps({**PET, "status": "pending"}))
+def test_a_new_pet_is_returned_with_its_id_and_location(client: FlaskClient) -> None:
+    response = post(client, json.dumps({**NEW_PET, "status": "pending"}))
     pet = {"id": 1, "name": "Rex", "categoryId": 1, "status": "pending"}
     assert response.status_code == 201
     assert response.content_type == "application/json"
@@ -30,11 +30,11 @@ def test_a_new_pet_comes_back_with_its_id_and_place(client: FlaskClient) -> None
     assert client.get(response.headers["Location"]).get_json() == pet
 
 
-def test_a_pet_is_available_unless_told_and_other_members_are_ignored(
+def test_status_defaults_to_available_and_unknown_members_are_ignored(
     client: FlaskClient,
 ) -> None:
     pet = add_pet(client, id=99, tag={"a": [None]})
-    assert pet == {"id": 1, **PET, "status": "available"}
+    assert pet == {"id": 1, **NEW_PET, "status": "available"}
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_a_pet_is_available_unless_told_and_other_members_are_ignored(
 )
 def test_names_are_stored_and_returned_exactly(client: FlaskClient, name: str) -> None:
     for has_escapes in (True, False):
-        body = json.dumps({**PET, "name": name}, ensure_ascii=has_escapes)
+        body = json.dumps({**NEW_PET, "name": name}, ensure_ascii=has_escapes)
         pet = post(client, body).get_json()
         assert pet["name"] == name
         assert client.get(f"/v1/pets/{pet['id']}").get_json() == pet
@@ -56,7 +56,7 @@ def test_names_are_stored_and_returned_exactly(client: FlaskClient, name: str) -
     + [("9007199254740993.0", 2**53 + 1), ("9223372036854775807", 2**63 - 1)]
     + [("-9223372036854775808", -(2**63))],
 )
-def test_a_whole_number_is_an_integer_however_written(
+def test_a_category_id_is_any_json_number_without_a_fraction(
     client: FlaskClient, literal: str, number: int
 ) -> None:
     response = post(client, with_member("categoryId", literal))
@@ -67,28 +67,32 @@ def test_a_whole_number_is_an_integer_however_written(
 
 INT64 = "Must be greater than or equal to -9223372036854775808 and less than or equal "
 INT64 += "to 9223372036854775807."
-NO_INTEGER, NULL = "Not a valid integer.", "Field may not be null."
-NO_STRING, SURROGATE = "Not a valid string.", "Must not contain lone surrogates."
+NOT_AN_INTEGER, NULL = "Not a valid integer.", "Field may not be null."
+NOT_A_STRING, SURROGATE = "Not a valid string.", "Must not contain lone surrogates."
 OTHER_STATUS = "Must be one of: available, pending, sold."
 
 
 @pytest.mark.parametrize(
     ("member", "message", "literals"),
     [
-        ("name", NO_STRING, ["1", "[]"]),
+        ("name", NOT_A_STRING, ["1", "[]"]),
         ("name", NULL, ["null"]),
         ("name", SURROGATE, [r'"\ud800"', r'"a\udfffb"']),
         ("categoryId", INT64, ["9223372036854775808", "-9223372036854775809", "1e19"]),
-        ("categoryId", NO_INTEGER, ["1.5", "1e-1", "1e-9999999", '"1"', "true", "[]"]),
-        # These would take minutes if they were written out.
-        ("categoryId", NO_INTEGER, ["1e9999999", f"-1e{'9' * 20}", "9" * 5000]),
+        (
+            "categoryId",
+            NOT_AN_INTEGER,
+            ["1.5", "1e-1", "1e-9999999", '"1"', "true", "[]"],
+        ),
+        # Python would need minutes to write out these integers.
+        ("categoryId", NOT_AN_INTEGER, ["1e9999999", f"-1e{'9' * 20}", "9" * 5000]),
         ("categoryId", NULL, ["null"]),
         ("status", OTHER_STATUS, ['""', '"SOLD"', r'"\ud800"']),
-        ("status", NO_STRING, ['["sold"]']),
+        ("status", NOT_A_STRING, ['["sold"]']),
         ("status", NULL, ["null"]),
     ],
 )
-def test_a_member_that_breaks_its_rule_is_named(
+def test_an_invalid_member_is_named(
     client: FlaskClient, member: str, message: str, literals: list[str]
 ) -> None:
     for literal in literals:
@@ -97,16 +101,16 @@ def test_a_member_that_breaks_its_rule_is_named(
     assert client.get("/v1/pets").get_json() == []
 
 
-def test_every_member_at_fault_is_named(client: FlaskClient) -> None:
+def test_all_invalid_members_are_named(client: FlaskClient) -> None:
     response = post(client, '{"status": "lost", "categoryId": "1"}')
     assert assert_error(response, 400, "invalid_body") == (
         "name: Missing data for required field. "
-        f"categoryId: {NO_INTEGER} status: {OTHER_STATUS}"
+        f"categoryId: {NOT_AN_INTEGER} status: {OTHER_STATUS}"
     )
 
 
 @pytest.mark.parametrize("body", ["[]", "null", '"x"', "1", '[{"name": "x"}]'])
-def test_json_that_is_no_object_is_refused(client: FlaskClient, body: str) -> None:
+def test_a_body_must_be_an_object(client: FlaskClient, body: str) -> None:
     message = assert_error(post(client, body), 400, "invalid_body")
     assert message == "Send a JSON object."
 
@@ -127,7 +131,7 @@ def test_json_that_is_no_object_is_refused(client: FlaskClient, body: str) -> No
         ('{"a":' * 10_000, "recursion"),
     ],
 )
-def test_a_body_that_is_no_json_is_malformed(
+def test_a_body_that_is_not_json_is_malformed(
     client: FlaskClient, body: str | bytes, reason: str
 ) -> None:
     message = assert_error(post(client, body), 400, "malformed_body")
@@ -144,7 +148,7 @@ def test_a_body_that_is_no_json_is_malformed(
         ("", "", 415),
     ],
 )
-def test_a_body_has_to_be_announced_as_plain_json(
+def test_a_body_needs_the_media_type_of_json_and_no_coding(
     client: FlaskClient, media_type: str, coding: str, status: int
 ) -> None:
     headers = {"Content-Type": media_type, "Content-Encoding": coding}
@@ -152,12 +156,12 @@ def test_a_body_has_to_be_announced_as_plain_json(
     assert response.status_code == status
 
 
-def test_a_body_of_64_kib_is_the_largest_whatever_is_in_it(client: FlaskClient) -> None:
+def test_a_body_may_have_64_kib(client: FlaskClient) -> None:
     assert post(client, REX.ljust(65_536)).status_code == 201
     for body in (REX.ljust(65_537), "[" * 65_537):
         assert_error(post(client, body), 413, "body_too_large")
 
 
-def test_a_smaller_limit_of_flask_holds_too(client: FlaskClient) -> None:
+def test_a_smaller_max_content_length_applies(client: FlaskClient) -> None:
     client.application.config["MAX_CONTENT_LENGTH"] = 10
     assert_error(post(client, REX), 413, "body_too_large")

@@ -1,4 +1,4 @@
-"""The Error body: every way to fail ends in it, with the headers that belong to it."""
+"""Errors: each one is an Error body with its headers."""
 
 import logging
 from pathlib import Path
@@ -7,12 +7,12 @@ import pytest
 from flask import abort
 from flask.testing import FlaskClient
 
-from tests.checks import PET, assert_error, assert_unavailable
-from tests.requests import REQUESTS, Request
+from tests.helpers import NEW_PET, assert_error, assert_unavailable
+from tests.request_table import REQUESTS, Request
 
 
 @pytest.mark.parametrize("row", REQUESTS, ids=str)
-def test_an_answer_is_a_success_or_the_error_body_and_any_page_may_read_it(
+def test_each_request_gets_its_status_error_body_and_common_headers(
     file_client: FlaskClient, monkeypatch: pytest.MonkeyPatch, row: Request
 ) -> None:
     response = row.send(file_client, monkeypatch)
@@ -35,7 +35,7 @@ def test_an_answer_is_a_success_or_the_error_body_and_any_page_may_read_it(
 @pytest.mark.parametrize(
     "path", ["/v1/pets", "/v1/pets/1", "/v1/openapi.json", "/healthz", "/"]
 )
-def test_a_refused_method_and_options_name_the_methods(
+def test_405_and_options_name_the_methods(
     client: FlaskClient, anonymous: FlaskClient, path: str
 ) -> None:
     methods = f"GET, HEAD, OPTIONS{', POST' if path == '/v1/pets' else ''}"
@@ -50,7 +50,7 @@ def test_a_refused_method_and_options_name_the_methods(
     assert options.headers["Access-Control-Max-Age"] == "7200"
 
 
-def test_another_http_error_takes_its_standard_phrase(client: FlaskClient) -> None:
+def test_other_http_errors_use_the_standard_phrase(client: FlaskClient) -> None:
     client.application.add_url_rule("/x", view_func=lambda: abort(429, retry_after=7))
     response = client.get("/x")
     message = assert_error(response, 429, "too_many_requests")
@@ -58,7 +58,7 @@ def test_another_http_error_takes_its_standard_phrase(client: FlaskClient) -> No
     assert response.headers["Retry-After"] == "7"
 
 
-def test_a_bug_is_logged_and_not_told(
+def test_a_bug_is_logged_but_not_shown(
     client: FlaskClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     client.application.add_url_rule("/x", view_func=lambda: str(1 / 0))
@@ -68,11 +68,11 @@ def test_a_bug_is_logged_and_not_told(
     assert "ZeroDivisionError: division by zero" in caplog.text
 
 
-def test_a_store_that_cannot_answer_is_logged_and_not_told(
+def test_an_unavailable_store_is_logged_but_not_shown(
     file_client: FlaskClient, database: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    database.rename(database.with_suffix(".gone"))
-    response = file_client.post("/v1/pets", json=PET)
+    database.rename(database.with_suffix(".moved"))
+    response = file_client.post("/v1/pets", json=NEW_PET)
     assert_unavailable(response)
     assert str(database) not in response.text
     [record] = caplog.records

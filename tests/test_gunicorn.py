@@ -1,4 +1,4 @@
-"""What gunicorn does by itself: refusals, the end of connections, the log, a reload."""
+"""gunicorn: refused requests, closed connections, the log, and a reload."""
 
 import json
 import re
@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.checks import PET
-from tests.service import COMMAND, KEY, Service, connect, read_all, send, serving
+from tests.helpers import NEW_PET
+from tests.process import COMMAND, KEY, Service, connect, read_all, send, serving
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """One service for all tests that only send requests."""
+    """Run one service for all tests that only send requests."""
     with serving(tmp_path_factory.mktemp("served") / "pets.db") as service:
         worker = service.worker()
         yield service
@@ -25,10 +25,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         assert service.worker() == worker
 
 
-def assert_one_error(answer: bytes, status: int, code: str) -> None:
-    """Check that there is one answer, whole, and that it is the Error body."""
-    head, _, body = answer.partition(END)
-    assert answer.count(b"HTTP/1.1 ") == 1
+def assert_one_error(response: bytes, status: int, code: str) -> None:
+    """Check that the bytes are one complete response with an Error body."""
+    head, _, body = response.partition(END)
+    assert response.count(b"HTTP/1.1 ") == 1
     assert head.startswith(b"HTTP/1.1 %d " % status)
     lines = head.split(b"\r\n")
     for line in (
@@ -40,11 +40,11 @@ def assert_one_error(answer: bytes, status: int, code: str) -> None:
         assert lines.count(line) == 1
     error = json.loads(body)
     assert error == {"code": code, "message": error["message"], "status": status}
-    # It says what to send, and not only what HTTP calls the status.
+    # The message says more than the reason phrase of HTTP.
     assert re.fullmatch(r"(Send|The|Nothing) .+\.", error["message"])
 
 
-# Requests that no well-behaved client sends.
+# Malformed requests.
 
 END = b"\r\n\r\n"
 HOST = b"Host: x\r\n"
@@ -52,7 +52,7 @@ GET = b"GET /v1/pets HTTP/1.1\r\n" + HOST
 POST = b"POST /v1/pets HTTP/1.1\r\n" + HOST
 POST += f"Authorization: Bearer {KEY}\r\nContent-Type: application/json\r\n".encode()
 CHUNKED = b"Transfer-Encoding: chunked" + END
-REX = json.dumps(PET).encode()
+REX = json.dumps(NEW_PET).encode()
 LARGEST = REX.ljust(65_536)
 LONG = b"a" * 20_000
 
@@ -62,7 +62,7 @@ def chunks(*parts: bytes) -> bytes:
 
 
 REFUSED = {
-    "no HTTP": (b"hello" + END, 400, "bad_request"),
+    "not HTTP": (b"hello" + END, 400, "bad_request"),
     "long URL": (GET.replace(b"/v1", b"/" + LONG), 414, "uri_too_long"),
     "expectation": (POST + b"Expect: x" + END, 417, "expectation_failed"),
     "header": (GET + b"A: " + LONG + END, 431, "request_header_fields_too_large"),
@@ -73,42 +73,42 @@ REFUSED = {
     "no chunks": (POST + CHUNKED + chunks(), 400, "malformed_body"),
     "64 KiB and 1": (POST + CHUNKED + chunks(LARGEST, b" "), 413, "body_too_large"),
     "more to come": (POST + b"Content-Length: 65537" + END, 413, "body_too_large"),
-    # No client moves the application to another path, past the key.
+    # A client cannot avoid the key by moving the application to another path.
     "path": (GET + b"SCRIPT_NAME: /v1" + END, 401, "missing_api_key"),
 }
 
 
 @pytest.mark.parametrize(("data", "status", "code"), REFUSED.values(), ids=REFUSED)
-def test_what_is_refused_gets_one_error(
+def test_a_refused_request_gets_one_error(
     served: Service, data: bytes, status: int, code: str
 ) -> None:
-    answer = send(served.port, data)
-    assert_one_error(answer, status, code)
-    is_of_gunicorn = status in (414, 417, 431, 501) or code == "bad_request"
-    assert (b"\r\nConnection: close\r\n" in answer) == is_of_gunicorn
+    response = send(served.port, data)
+    assert_one_error(response, status, code)
+    is_from_gunicorn = status in (414, 417, 431, 501) or code == "bad_request"
+    assert (b"\r\nConnection: close\r\n" in response) == is_from_gunicorn
 
 
-def test_chunks_of_64_kib_and_any_host_are_fine(served: Service) -> None:
+def test_chunks_of_64_kib_and_any_host_are_accepted(served: Service) -> None:
     data = POST.replace(b"Host: x", b"Host: pet_store:80") + CHUNKED + chunks(LARGEST)
     assert send(served.port, data).startswith(b"HTTP/1.1 201 ")
 
 
-def test_a_malformed_body_that_nobody_reads_gets_no_answer_of_its_own(
+def test_a_malformed_body_after_a_response_gets_no_second_response(
     served: Service,
 ) -> None:
     with connect(served.port) as connection:
         connection.sendall(b"POST /x HTTP/1.1\r\n" + HOST + CHUNKED + b"zz\r\n")
-        # It ends although this side stays open.
+        # The service closes the connection although the client does not.
         assert_one_error(read_all(connection), 404, "not_found")
 
 
-# What could stop the others, or cut off an answer.
+# Clients that could stop the service, or lose its response.
 
 
-def test_clients_that_leave_closed_connections_open_hold_up_nobody(
+def test_connections_that_clients_leave_open_do_not_block_others(
     database: Path,
 ) -> None:
-    # As few files as macOS allows.
+    # macOS allows only 256 open files by default.
     with (
         serving(database, ["prlimit", "--nofile=256:256", *COMMAND]) as service,
         ExitStack() as stack,
@@ -122,8 +122,8 @@ def test_clients_that_leave_closed_connections_open_hold_up_nobody(
         assert service.log().count("Booting worker") == 1
 
 
-def test_who_sends_too_much_gets_the_whole_answer(served: Service) -> None:
-    # More than waits in the buffers of the system.
+def test_a_client_that_sends_too_much_gets_the_whole_response(served: Service) -> None:
+    # This does not fit into the buffers of the operating system.
     size = 30_000_000
     with connect(served.port) as connection:
         connection.sendall(POST + b"Content-Length: %d" % size + END + b"x" * size)
@@ -131,13 +131,13 @@ def test_who_sends_too_much_gets_the_whole_answer(served: Service) -> None:
         assert_one_error(read_all(connection), 413, "body_too_large")
 
 
-def test_chunks_that_break_their_promise_leave_flask_run_alive(database: Path) -> None:
+def test_truncated_chunks_do_not_crash_flask_run(database: Path) -> None:
     with serving(database, ["flask", "run"]) as service:
         for length in range(1_000, 11_000, 1_000):
             data = POST + CHUNKED + b"ffffffff\r\n" + b"x" * length
-            answer = send(service.port, data)
-            assert_one_error(answer, 400, "malformed_body")
-            assert b"The body breaks off, or its chunks are malformed." in answer
+            response = send(service.port, data)
+            assert_one_error(response, 400, "malformed_body")
+            assert b"The body breaks off, or its chunks are malformed." in response
 
 
 # The log.
@@ -148,7 +148,7 @@ ACCESS = re.compile(
 )
 
 
-def test_nothing_that_a_client_could_forge_gets_into_the_log(served: Service) -> None:
+def test_clients_cannot_forge_lines_of_the_log(served: Service) -> None:
     path = b'GET /"%0a%1b[31m%9b?%85 HTTP/1.1\r\n' + HOST
     user = b"Authorization: Basic " + b64encode(b"x\nFORGED\x1b[31m:password")
     send(served.port, path + user + b"\r\nUser-Agent: FORGED\r\nReferer: FORGED" + END)
@@ -157,7 +157,7 @@ def test_nothing_that_a_client_could_forge_gets_into_the_log(served: Service) ->
     assert "FORGED" not in served.log()
 
 
-def test_a_log_that_cannot_be_written_tells_no_key(database: Path) -> None:
+def test_a_log_that_cannot_be_written_shows_no_key(database: Path) -> None:
     full = ["bash", "-c", 'exec "$@" >/dev/full', "bash", *COMMAND]
     with serving(database, full) as service:
         assert service.request("GET", "/v1/pets").status == 200
@@ -165,15 +165,15 @@ def test_a_log_that_cannot_be_written_tells_no_key(database: Path) -> None:
         assert KEY not in service.log()
 
 
-# The code that is served.
+# A reload.
 
 
-def test_a_reload_serves_the_code_as_it_is_now(checkout: Path, database: Path) -> None:
+def test_a_reload_serves_the_changed_code(checkout: Path, database: Path) -> None:
     errors, config = checkout / "errors.py", checkout / "gunicorn.conf.py"
     command = [*COMMAND, "--chdir", str(checkout), "--config", str(config)]
     with serving(database, command) as service:
-        errors.write_text(errors.read_text().replace("Send valid HTTP", "By now: HTTP"))
+        errors.write_text(errors.read_text().replace("Send valid HTTP", "Now: HTTP"))
         worker = service.worker()
         service.process.send_signal(signal.SIGHUP)
         service.wait_for_log(rf"Worker exiting \(pid: {worker}\)")
-        assert b"By now: HTTP" in send(service.port, b"hello" + END)
+        assert b"Now: HTTP" in send(service.port, b"hello" + END)

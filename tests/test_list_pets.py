@@ -1,22 +1,22 @@
-"""listPets: the limit, the filter, and paging from one Link to the next."""
+"""listPets: the limit, the filter, and the link to the next page."""
 
 import pytest
 from flask.testing import FlaskClient
 
 import schemas
-from tests.checks import add_pets, assert_error, each_page, next_path
+from tests.helpers import add_pets, assert_error, each_page, next_path
 
 
-def walk(client: FlaskClient, path: str) -> list[list[int]]:
+def ids_of_pages(client: FlaskClient, path: str) -> list[list[int]]:
     """Return the ids of every page, from the one at `path` to the last."""
     ids = []
     for page in each_page(client, path):
         ids.append([pet["id"] for pet in page])
-        assert len(ids) < 10, "it goes on for ever"
+        assert len(ids) < 10, "the links do not end"
     return ids
 
 
-def test_pets_are_listed_whole_and_oldest_first(client: FlaskClient) -> None:
+def test_pets_are_listed_oldest_first(client: FlaskClient) -> None:
     add_pets(client, "sold", "available")
     assert client.get("/v1/pets").get_json() == [
         {"id": 1, "name": "Rex", "categoryId": 1, "status": "sold"},
@@ -24,7 +24,7 @@ def test_pets_are_listed_whole_and_oldest_first(client: FlaskClient) -> None:
     ]
 
 
-def test_a_page_holds_twenty_pets_unless_told(client: FlaskClient) -> None:
+def test_a_page_has_twenty_pets_by_default(client: FlaskClient) -> None:
     add_pets(client, *["sold"] * 21)
     response = client.get("/v1/pets")
     assert len(response.get_json()) == 20
@@ -32,34 +32,36 @@ def test_a_page_holds_twenty_pets_unless_told(client: FlaskClient) -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 6, 7, 100])
-def test_following_next_visits_every_pet_of_the_filter_once(
+def test_the_links_lead_to_each_pet_of_the_filter_once(
     client: FlaskClient, limit: int
 ) -> None:
     pets = ["sold", "available", "pending", "sold", "sold", "pending", "sold"]
     add_pets(client, *pets)
     for query in ("", "&status=available", "&status=pending", "&status=sold"):
-        wanted = [n for n, status in enumerate(pets, 1) if not query or status in query]
-        pages = walk(client, f"/v1/pets?limit={limit}{query}")
-        assert sum(pages, []) == wanted
+        expected = [
+            n for n, status in enumerate(pets, 1) if not query or status in query
+        ]
+        pages = ids_of_pages(client, f"/v1/pets?limit={limit}{query}")
+        assert sum(pages, []) == expected
         assert all(len(page) == limit for page in pages[:-1])
         assert pages[-1]
 
 
-def test_a_pet_added_meanwhile_is_on_a_later_page(client: FlaskClient) -> None:
+def test_a_pet_added_between_two_pages_is_on_a_later_page(client: FlaskClient) -> None:
     add_pets(client, "sold", "sold")
     link = client.get("/v1/pets?limit=1").headers["Link"]
     add_pets(client, "sold")
-    assert walk(client, next_path(link)) == [[2], [3]]
+    assert ids_of_pages(client, next_path(link)) == [[2], [3]]
 
 
-def test_only_pets_past_after_are_listed(client: FlaskClient) -> None:
+def test_after_skips_the_pets_up_to_an_id(client: FlaskClient) -> None:
     add_pets(client, "sold", "sold", "sold")
-    assert walk(client, "/v1/pets?after=0") == [[1, 2, 3]]
-    assert walk(client, "/v1/pets?after=2") == [[3]]
-    assert walk(client, "/v1/pets?after=9223372036854775807") == [[]]
+    assert ids_of_pages(client, "/v1/pets?after=0") == [[1, 2, 3]]
+    assert ids_of_pages(client, "/v1/pets?after=2") == [[3]]
+    assert ids_of_pages(client, "/v1/pets?after=9223372036854775807") == [[]]
 
 
-def test_other_parameters_are_ignored(client: FlaskClient) -> None:
+def test_unknown_parameters_are_ignored(client: FlaskClient) -> None:
     assert client.get("/v1/pets?Limit=0&x=1&x=2&%ff").get_json() == []
 
 
@@ -70,9 +72,7 @@ def test_other_parameters_are_ignored(client: FlaskClient) -> None:
     + [f"limit={text}" for text in ("", "x", "1_0", "+5", "%205", "5%20", "1.5", "007")]
     + [f"limit={text}" for text in ("%D9%A3", "1%D9%A3", "1%0A", "9" * 5000)],
 )
-def test_a_parameter_that_breaks_its_rule_is_named(
-    client: FlaskClient, query: str
-) -> None:
+def test_an_invalid_parameter_is_named(client: FlaskClient, query: str) -> None:
     message = assert_error(client.get(f"/v1/pets?{query}"), 400, "invalid_query")
     assert message.startswith(f"{query.partition('=')[0]}: ")
 
@@ -90,18 +90,18 @@ def test_a_parameter_that_breaks_its_rule_is_named(
         ),
     ],
 )
-def test_every_parameter_at_fault_is_named(
+def test_all_invalid_parameters_are_named(
     client: FlaskClient, query: str, message: str
 ) -> None:
     response = client.get(f"/v1/pets?{query}")
     assert assert_error(response, 400, "invalid_query") == message
 
 
-def test_the_queries_that_are_remembered_do_not_fill_the_memory() -> None:
+def test_the_cache_of_parsed_queries_is_bounded() -> None:
     assert schemas.parse_list_query.cache_info().maxsize
 
 
-def test_head_answers_like_get_without_the_body(client: FlaskClient) -> None:
+def test_head_responds_like_get_without_the_body(client: FlaskClient) -> None:
     add_pets(client, "sold", "sold")
     get = client.get("/v1/pets?limit=1")
     head = client.head("/v1/pets?limit=1")

@@ -12,9 +12,9 @@ from marshmallow import fields, validate
 
 import schemas
 from app import HEADERS
-from tests.checks import add_pet, routes
-from tests.requests import REQUESTS, Request
-from tests.service import ROOT
+from tests.helpers import add_pet, routes
+from tests.process import ROOT
+from tests.request_table import REQUESTS, Request
 
 DOCUMENT = json.loads((ROOT / "openapi.json").read_bytes())
 

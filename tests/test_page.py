@@ -4,7 +4,7 @@ import re
 
 from flask.testing import FlaskClient
 
-from tests.service import ROOT
+from tests.process import ROOT
 
 PAGE = (ROOT / "index.html").read_text("utf-8")
 

@@ -12,10 +12,10 @@ from werkzeug.test import Client
 
 from app import StartError, create_app
 from errors import STANDARD_ERRORS
-from storage import WRITE_WAIT
-from tests.checks import routes
-from tests.requests import REQUESTS
-from tests.service import COMMAND, KEY, ROOT, run, serving
+from storage import WRITE_TIMEOUT
+from tests.helpers import routes
+from tests.process import COMMAND, KEY, ROOT, run, serving
+from tests.request_table import REQUESTS
 
 README = (ROOT / "README.md").read_text("utf-8")
 
@@ -109,4 +109,4 @@ def test_the_systemd_unit_starts_what_the_procfile_does() -> None:
 
 
 def test_it_says_how_long_a_write_waits() -> None:
-    assert f"writes wait, {WRITE_WAIT:g} seconds at most;" in README
+    assert f"writes wait, {WRITE_TIMEOUT:g} seconds at most;" in README

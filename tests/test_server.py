@@ -1,4 +1,4 @@
-"""The served program: the Procfile's command, in load, through faults, to its stop."""
+"""The Procfile's command: under load, during faults, and when it stops."""
 
 import resource
 import threading
@@ -13,9 +13,15 @@ from uuid import uuid4
 
 import pytest
 
-from tests.checks import PET, all_pets, execute, held
-from tests.conftest import client_of
-from tests.service import COMMAND, PATIENCE, Service, run, serving
+from tests.conftest import create_client
+from tests.helpers import (
+    NEW_PET,
+    all_pets,
+    execute,
+    locked_by_another_program,
+    wal_of,
+)
+from tests.process import COMMAND, TIMEOUT, Service, run, serving
 
 
 @pytest.fixture
@@ -25,7 +31,10 @@ def service(database: Path) -> Iterator[Service]:
         assert "Traceback" not in service.log()
 
 
-def test_the_settings_of_the_platform_bind_but_do_not_multiply() -> None:
+# The settings.
+
+
+def test_the_environment_sets_the_port_but_not_the_number_of_workers() -> None:
     settings = {"PORT": "5123", "WEB_CONCURRENCY": "7", "PETSTORE_API_KEYS": "key"}
     settings |= {"PETSTORE_DATABASE": ":memory:"}
     shown = run(*COMMAND, "--print-config", **settings).stdout
@@ -36,41 +45,50 @@ def test_the_settings_of_the_platform_bind_but_do_not_multiply() -> None:
     assert ["control_socket_disable", "=", "True"] in lines
 
 
+def test_gunicorn_may_preload_the_application(database: Path) -> None:
+    with serving(database, [*COMMAND, "--preload"]) as service:
+        pet = service.request("POST", "/v1/pets", NEW_PET).body
+        assert service.request("GET", "/v1/pets").body == [pet]
+        assert service.stop() == 0
+        assert "Traceback" not in service.log()
+
+
 # Faults.
 
 
 class Load:
-    """Clients that create pets in a service, and what they were told of each."""
+    """Clients that create pets in a service, and the responses to them."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
         self.sent: set[str] = set()
         self.acknowledged: dict[str, int] = {}
-        self.news = threading.Condition()
+        self.condition = threading.Condition()
 
-    def create(self) -> None:
-        """Create pets until the service is gone, each with a name of its own."""
+    def create_pets(self) -> None:
+        """Create pets with unique names until the service ends."""
         with self.service.client() as client, suppress(OSError, HTTPException):
             while True:
                 name = f"{uuid4()} {'x' * 500}"
                 self.sent.add(name)
-                answer = client.request("POST", "/v1/pets", {**PET, "name": name})
-                assert answer.status in (201, 503)
-                if answer.status == 201:
-                    with self.news:
-                        self.acknowledged[name] = answer.body["id"]
-                        self.news.notify()
+                response = client.request("POST", "/v1/pets", {**NEW_PET, "name": name})
+                assert response.status in (201, 503)
+                if response.status == 201:
+                    with self.condition:
+                        self.acknowledged[name] = response.body["id"]
+                        self.condition.notify()
 
-    def wait_for_news(self) -> None:
-        """Wait until a pet that was sent after now is acknowledged, and some more."""
-        with self.news:
-            enough = len(self.acknowledged) + 16
-            assert self.news.wait_for(
-                lambda: len(self.acknowledged) >= enough, PATIENCE
+    def wait_for_creates(self) -> None:
+        """Wait until pets are acknowledged that were sent after this call."""
+        with self.condition:
+            # Each of the eight clients has at most one request under way.
+            count = len(self.acknowledged) + 16
+            assert self.condition.wait_for(
+                lambda: len(self.acknowledged) >= count, TIMEOUT
             )
 
     def assert_stored(self, pets: list[dict[str, Any]]) -> None:
-        """Check: acknowledged within stored within sent, and none twice."""
+        """Check: acknowledged pets are stored, none twice, and each one was sent."""
         stored = {pet["name"]: pet["id"] for pet in pets}
         assert len(stored) == len(pets)
         assert self.acknowledged.items() <= stored.items()
@@ -79,62 +97,62 @@ class Load:
 
 @contextmanager
 def load_until_kill_9(database: Path) -> Iterator[Load]:
-    """Create pets by eight clients for a `with` block, then kill the service."""
+    """Let eight clients create pets during a `with` block, then kill the service."""
     with ThreadPoolExecutor(8) as threads, serving(database) as service:
         load = Load(service)
-        creates = [threads.submit(load.create) for _ in range(8)]
-        load.wait_for_news()
+        creates = [threads.submit(load.create_pets) for _ in range(8)]
+        load.wait_for_creates()
         yield load
     for create in creates:
         create.result()
     assert "Traceback" not in service.log()
 
 
-def test_what_was_acknowledged_outlives_kill_9_even_where_the_wal_is_removed(
-    database: Path,
-) -> None:
+def test_no_acknowledged_pet_is_lost_by_kill_9_and_removed_wals(database: Path) -> None:
     with load_until_kill_9(database) as load:
         for _ in range(5):
-            # It is not there yet where the service has just seen that it was gone.
-            Path(f"{database}-wal").unlink(missing_ok=True)
-            load.wait_for_news()
-    load.assert_stored(all_pets(client_of(database)))
+            # The service may not have opened the file again.
+            wal_of(database).unlink(missing_ok=True)
+            load.wait_for_creates()
+    load.assert_stored(all_pets(create_client(database)))
 
 
-def test_another_store_moved_over_the_file_under_load_costs_no_pet_of_either(
+def test_no_acknowledged_pet_is_lost_if_another_store_replaces_the_file_under_load(
     database: Path,
 ) -> None:
     old, other = database.with_suffix(".old"), database.with_suffix(".other")
-    client_of(database)
+    create_client(database)
     execute(database, f"VACUUM INTO '{other}'")
-    execute(other, "INSERT INTO pets VALUES (7, 'of the other store', 1, 'sold')")
+    execute(other, "INSERT INTO pets VALUES (7, 'Tom', 1, 'sold')")
     with load_until_kill_9(database) as load:
         old.hardlink_to(database)
         acknowledged_before = set(load.acknowledged)
         other.rename(database)
         sent_before = set(load.sent)
-        load.wait_for_news()
-    old_pets, pets = all_pets(client_of(old)), all_pets(client_of(database))
-    assert pets.pop(0)["name"] == "of the other store"
+        load.wait_for_creates()
+    old_pets, pets = all_pets(create_client(old)), all_pets(create_client(database))
+    assert pets.pop(0)["name"] == "Tom"
     load.assert_stored(old_pets + pets)
     assert acknowledged_before <= {pet["name"] for pet in old_pets}
     assert load.acknowledged.keys() - sent_before <= {pet["name"] for pet in pets}
 
 
-def test_reads_go_on_while_the_file_is_held_and_only_eight_writes_wait(
+def test_reads_go_on_while_another_program_holds_the_lock(
     service: Service, database: Path
 ) -> None:
-    with ThreadPoolExecutor(32) as threads:
-        with held(database):
+    with ThreadPoolExecutor(24) as threads:
+        with locked_by_another_program(database):
+            # More than the service has threads.
             creates = [
-                threads.submit(service.request, "POST", "/v1/pets", PET)
-                for _ in range(32)
+                threads.submit(service.request, "POST", "/v1/pets", NEW_PET)
+                for _ in range(24)
             ]
-            refused = list(islice(as_completed(creates, timeout=4), 24))
+            refused = list(islice(as_completed(creates, timeout=4), 16))
             assert {create.result().status for create in refused} == {503}
-            assert service.request("GET", "/v1/pets", timeout=1).body == []
-        waited = [create for create in creates if create not in refused]
-        assert [create.result().status for create in waited] == [201] * 8
+            assert service.request("GET", "/v1/pets", timeout=2).body == []
+        statuses = [create.result().status for create in creates]
+        stored = service.request("GET", "/v1/pets?limit=100").body
+        assert len(stored) == statuses.count(201) == 24 - statuses.count(503)
 
 
 def test_a_full_disk_refuses_writes_until_there_is_room(service: Service) -> None:
@@ -142,41 +160,42 @@ def test_a_full_disk_refuses_writes_until_there_is_room(service: Service) -> Non
         limits = size, resource.RLIM_INFINITY
         resource.prlimit(service.worker(), resource.RLIMIT_FSIZE, limits)
 
-    large_pet = {**PET, "name": "x" * 60_000}
+    large_pet = {**NEW_PET, "name": "x" * 60_000}
     limit_file_size(1_000_000)
     pets = []
-    while (answer := service.request("POST", "/v1/pets", large_pet)).status == 201:
-        pets.append(answer.body)
+    while (response := service.request("POST", "/v1/pets", large_pet)).status == 201:
+        pets.append(response.body)
         assert len(pets) < 20
-    assert answer.status == 503
+    assert response.status == 503
     assert service.request("GET", "/v1/pets").body == pets
     limit_file_size(resource.RLIM_INFINITY)
     pets.append(service.request("POST", "/v1/pets", large_pet).body)
     assert service.request("GET", "/v1/pets").body == pets
 
 
-# The stop.
+# The end.
 
 
-def test_sigterm_lets_every_request_finish(service: Service) -> None:
-    begun = threading.Barrier(9)
+def test_sigterm_lets_every_request_finish_and_leaves_no_wal(service: Service) -> None:
+    has_begun = threading.Barrier(9)
 
     def create_until_it_closes() -> int:
-        """Create pets on one connection until the service says that it closes."""
+        """Create pets on one connection until the service closes it."""
         with service.client() as client:
             for count in range(1, 10_000):
-                answer = client.request("POST", "/v1/pets", PET)
-                assert answer.status == 201
-                if answer.headers["Connection"] == "close":
+                response = client.request("POST", "/v1/pets", NEW_PET)
+                assert response.status == 201
+                if response.headers["Connection"] == "close":
                     return count
                 if count == 1:
-                    begun.wait()
-        raise AssertionError("it went on")
+                    has_begun.wait()
+        raise AssertionError("the service went on")
 
     with ThreadPoolExecutor(8) as threads:
         creates = [threads.submit(create_until_it_closes) for _ in range(8)]
-        begun.wait()
+        has_begun.wait()
         assert service.stop() == 0
-    answered = sum(create.result() for create in creates)
-    assert service.log().count('"POST /v1/pets HTTP/1.1" 201') == answered
-    assert execute(service.database, "SELECT count(*) FROM pets") == [(answered,)]
+    acknowledged = sum(create.result() for create in creates)
+    assert service.log().count('"POST /v1/pets HTTP/1.1" 201') == acknowledged
+    assert not wal_of(service.database).exists()
+    assert execute(service.database, "SELECT count(*) FROM pets") == [(acknowledged,)]

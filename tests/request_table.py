@@ -1,4 +1,4 @@
-"""The one table of requests and their answers, for the service and its document."""
+"""The table of requests and their responses, for tests of several modules."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -7,37 +7,37 @@ from typing import Any, NamedTuple
 import pytest
 from flask.testing import FlaskClient
 
-from tests.checks import PET, REMOVED_AT, add_pets
+from tests.helpers import NEW_PET, REMOVAL, add_pets, set_clock
 
-# What happens before a request.
+# What is done before a request is sent.
 
 
 def five_pets(client: FlaskClient, _: pytest.MonkeyPatch) -> None:
     add_pets(client, "available", "sold", "available", "sold", "sold")
 
 
-def bug(client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def broken_views(client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
     for endpoint in (views := client.application.view_functions):
         monkeypatch.setitem(views, endpoint, lambda **_: str(1 / 0))
 
 
-def no_file(client: FlaskClient, _: pytest.MonkeyPatch) -> None:
+def missing_file(client: FlaskClient, _: pytest.MonkeyPatch) -> None:
     database = Path(client.application.config["DATABASE"])
-    database.rename(database.with_suffix(".away"))
+    database.rename(database.with_suffix(".moved"))
 
 
-def removal(_: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("time.time", lambda: REMOVED_AT)
+def after_removal_date(_: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_clock(monkeypatch, REMOVAL)
 
 
 class Request(NamedTuple):
-    """A request, and the status of its answer, with the code where it is a failure."""
+    """A request, the status of its response, and the code if it is an error."""
 
     method: str
     path: str
     status: int
     code: str = ""
-    before: Callable[[FlaskClient, pytest.MonkeyPatch], None] | None = None
+    prepare: Callable[[FlaskClient, pytest.MonkeyPatch], None] | None = None
     json: object = None
     headers: Mapping[str, str] = {}
 
@@ -47,9 +47,9 @@ class Request(NamedTuple):
     def send(
         self, client: FlaskClient, monkeypatch: pytest.MonkeyPatch, **headers: str
     ) -> Any:
-        """Let happen what happens before, and return the answer."""
-        if self.before:
-            self.before(client, monkeypatch)
+        """Prepare the application, send the request, and return the response."""
+        if self.prepare:
+            self.prepare(client, monkeypatch)
         headers = {**self.headers, **headers}
         return client.open(
             self.path, method=self.method, json=self.json, headers=headers
@@ -57,51 +57,55 @@ class Request(NamedTuple):
 
 
 TOM = {"name": "Tom", "categoryId": 2, "status": "pending"}
-BIG = {"name": "x" * 65_536, "categoryId": 1}
+LARGE = {"name": "x" * 65_536, "categoryId": 1}
 NO_KEY, BAD_KEY = {"Authorization": ""}, {"Authorization": "Bearer other"}
 TEXT, GZIP = {"Content-Type": "text/plain"}, {"Content-Encoding": "gzip"}
 UPGRADE = {"Connection": "Upgrade", "Upgrade": "websocket"}
 
-# Of the operations, where the document shows the answer, and of other paths.
+# First the operations, whose responses the OpenAPI document shows, then other paths.
 REQUESTS = [
     Request("GET", "/v1/pets", 200),
-    Request("GET", "/v1/pets?limit=2&status=sold&after=1", 200, before=five_pets),
+    Request("GET", "/v1/pets?limit=2&status=sold&after=1", 200, prepare=five_pets),
     Request("GET", "/v1/pets?limit=0", 400, "invalid_query"),
     Request("GET", "/v1/pets", 401, "missing_api_key", headers=NO_KEY),
     Request("GET", "/v1/pets", 401, "invalid_api_key", headers=BAD_KEY),
     Request("DELETE", "/v1/pets", 405, "method_not_allowed"),
-    Request("GET", "/v1/pets", 500, "internal_error", bug),
-    Request("GET", "/v1/pets", 503, "storage_unavailable", no_file),
-    Request("POST", "/v1/pets", 201, json=PET),
+    Request("GET", "/v1/pets", 500, "internal_error", broken_views),
+    Request("GET", "/v1/pets", 503, "storage_unavailable", missing_file),
+    Request("POST", "/v1/pets", 201, json=NEW_PET),
     Request("POST", "/v1/pets", 201, json=TOM),
     Request("POST", "/v1/pets", 400, "malformed_body"),
     Request("POST", "/v1/pets", 400, "malformed_body", headers=TEXT),
     Request("POST", "/v1/pets", 400, "invalid_body", json={"name": "Rex"}),
-    Request("POST", "/v1/pets", 401, "missing_api_key", json=PET, headers=NO_KEY),
-    Request("POST", "/v1/pets", 401, "invalid_api_key", json=PET, headers=BAD_KEY),
-    Request("POST", "/v1/pets", 413, "body_too_large", json=BIG),
-    Request("POST", "/v1/pets", 415, "unsupported_media_type", json=BIG, headers=TEXT),
-    Request("POST", "/v1/pets", 415, "unsupported_media_type", json=PET, headers=GZIP),
-    Request("POST", "/v1/pets", 500, "internal_error", bug, PET),
-    Request("POST", "/v1/pets", 503, "storage_unavailable", no_file, PET),
-    Request("GET", "/v1/pets/1", 200, before=five_pets),
+    Request("POST", "/v1/pets", 401, "missing_api_key", json=NEW_PET, headers=NO_KEY),
+    Request("POST", "/v1/pets", 401, "invalid_api_key", json=NEW_PET, headers=BAD_KEY),
+    Request("POST", "/v1/pets", 413, "body_too_large", json=LARGE),
+    Request(
+        "POST", "/v1/pets", 415, "unsupported_media_type", json=LARGE, headers=TEXT
+    ),
+    Request(
+        "POST", "/v1/pets", 415, "unsupported_media_type", json=NEW_PET, headers=GZIP
+    ),
+    Request("POST", "/v1/pets", 500, "internal_error", broken_views, NEW_PET),
+    Request("POST", "/v1/pets", 503, "storage_unavailable", missing_file, NEW_PET),
+    Request("GET", "/v1/pets/1", 200, prepare=five_pets),
     Request("GET", "/v1/pets/1", 401, "missing_api_key", headers=NO_KEY),
     Request("GET", "/v1/pets/1", 401, "invalid_api_key", headers=BAD_KEY),
     Request("GET", "/v1/pets/1", 404, "pet_not_found"),
     Request("GET", "/v1/pets/a%2Fb", 404, "not_found"),
     Request("GET", "/v1/pets/", 404, "not_found"),
-    Request("POST", "/v1/pets/1", 405, "method_not_allowed", json=PET),
-    Request("GET", "/v1/pets/1", 410, "gone", removal),
-    Request("GET", "/v1/pets/1", 500, "internal_error", bug),
-    Request("GET", "/v1/pets/1", 503, "storage_unavailable", no_file),
+    Request("POST", "/v1/pets/1", 405, "method_not_allowed", json=NEW_PET),
+    Request("GET", "/v1/pets/1", 410, "gone", after_removal_date),
+    Request("GET", "/v1/pets/1", 500, "internal_error", broken_views),
+    Request("GET", "/v1/pets/1", 503, "storage_unavailable", missing_file),
     Request("GET", "/v1/openapi.json", 200, headers=NO_KEY),
     Request("DELETE", "/v1/openapi.json", 405, "method_not_allowed"),
-    Request("GET", "/v1/openapi.json", 500, "internal_error", bug),
+    Request("GET", "/v1/openapi.json", 500, "internal_error", broken_views),
     Request("GET", "/v1%2Fpets", 200, headers={"Host": "pet_store:8000"}),
     Request("HEAD", "/v1/pets", 200),
     Request("OPTIONS", "/v1/pets", 200, headers=NO_KEY),
     Request("OPTIONS", "/v1/x", 404, "not_found", headers=NO_KEY),
-    Request("POST", "/v1//pets", 404, "not_found", json=PET),
+    Request("POST", "/v1//pets", 404, "not_found", json=NEW_PET),
     Request("GET", "/v1/store/orders", 404, "not_found"),
     Request("GET", "/v1/openapi.json/", 404, "not_found"),
     Request("GET", "/v1/", 404, "not_found"),
@@ -111,5 +115,7 @@ REQUESTS = [
     Request("GET", "/", 200, headers=NO_KEY),
     Request("GET", "/healthz", 200, headers=NO_KEY),
     Request("GET", "/healthz", 400, "bad_request", headers=UPGRADE),
-    Request("GET", "/healthz", 503, "storage_unavailable", no_file, headers=NO_KEY),
+    Request(
+        "GET", "/healthz", 503, "storage_unavailable", missing_file, headers=NO_KEY
+    ),
 ]
