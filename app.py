@@ -1,7 +1,7 @@
-"""The application: its settings, its routes, and how the other modules are wired.
+"""The application: its settings, its routes, and how the other modules are connected.
 
-In all of them, "contract" is the Animal Store Service Interface 1.0.0, whose operations
-are in openapi.json.
+In all modules, "contract" means the Animal Store Service Interface 1.0.0. Its
+operations are in openapi.json.
 """
 
 import json
@@ -9,6 +9,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -27,30 +28,17 @@ from storage import PetStore, StorageUnavailable
 # The one path under /v1 that needs no key.
 DOCUMENT_PATH = "/v1/openapi.json"
 
-# 5 December 2030, when getPet is removed (contract, section Versioning).
-REMOVAL = 1922659200
-# getPet is deprecated from this service's first day, 20 November 2026, and says when it
-# is removed. Deprecation has seconds since 1970 (RFC 9745), Sunset words (RFC 8594).
-DEPRECATION = (
+# 5 December 2030, 00:00 GMT, in seconds since 1970 (contract, section Versioning).
+GET_PET_REMOVED_AT = 1922659200
+GET_PET_HEADERS = (
+    # 20 November 2026, the first day of this service (RFC 9745).
     ("Deprecation", "@1795132800"),
+    # The removal, as an HTTP date (RFC 8594).
     ("Sunset", "Thu, 05 Dec 2030 00:00:00 GMT"),
 )
 
-HEADERS = (
-    # Nobody may keep a copy, and no browser may take JSON for anything else.
-    ("Cache-Control", "no-store"),
-    ("X-Content-Type-Options", "nosniff"),
-    # A browser lets a page of another site (origin) read an answer only where this
-    # allows it (CORS), and of its less common headers those that are named. Any page
-    # may: the key is the only way in, and no browser sends it by itself like a cookie.
-    ("Access-Control-Allow-Origin", "*"),
-    (
-        "Access-Control-Expose-Headers",
-        "Deprecation, Link, Location, Retry-After, Sunset",
-    ),
-)
-# Before such a page may send a key, its browser asks by OPTIONS: the preflight, which
-# has no key. For two hours, it does not ask again.
+# The answer to OPTIONS, a preflight request that browsers send without the key
+# (https://developer.mozilla.org/docs/Web/HTTP/Guides/CORS).
 PREFLIGHT_HEADERS = (
     ("Access-Control-Allow-Headers", "Authorization, Content-Type"),
     ("Access-Control-Max-Age", "7200"),
@@ -60,63 +48,68 @@ api = Blueprint("api", __name__)
 
 
 class StartError(ClickException):
-    """The service cannot start; the text is one line that says why, and what to do.
+    """The service cannot start. The text is one line that says why and what to do.
 
-    Flask's command line shows a ClickException without a traceback and ends with its
-    status. gunicorn gives up at 3; after most others it would try again, over and over.
+    Flask's command line shows a ClickException without a traceback. Exit status 3 stops
+    gunicorn; after most others it would start the worker again and again.
     """
 
     exit_code = 3
 
 
-def create_app(config: Mapping[str, Any] | None = None) -> Flask:
+def create_app(config: Mapping[str, Any] | None = None, store: Any = None) -> Flask:
     """Return the WSGI application.
 
-    API_KEYS and DATABASE are taken from `config`, else from PETSTORE_API_KEYS and
-    PETSTORE_DATABASE in the environment. Raises StartError where they allow no start.
+    API_KEYS and DATABASE are taken from `config`, or from PETSTORE_API_KEYS and
+    PETSTORE_DATABASE in the environment. `store` is an object with the four methods of
+    PetStore, and replaces it; DATABASE is ignored then. Raise StartError if a setting
+    cannot be used.
     """
     app = Flask(__name__, static_folder=None)
-    # /v1//pets is another path than /v1/pets; it is not redirected.
+    # /v1//pets is not found. By default, it is redirected.
     app.url_map.merge_slashes = False
     for name in ("API_KEYS", "DATABASE"):
         app.config[name] = os.environ.get(f"PETSTORE_{name}")
     app.config.update(config or {})
-    path = app.config["DATABASE"] or _default_database(app)
-    # What the views need but is not a setting goes into `extensions`.
     try:
         app.extensions["key_digests"] = auth.key_digests(app.config["API_KEYS"] or "")
     except ValueError as error:
         raise StartError(f"PETSTORE_API_KEYS: {error}.") from error
-    try:
-        # TypeError: it is neither text nor a Path. ValueError: it has a character that
-        # no path can have.
-        app.extensions["pet_store"] = PetStore(os.fspath(path))
-    except (OSError, TypeError, ValueError, StorageUnavailable) as error:
-        raise StartError(f"PETSTORE_DATABASE: {error}.") from error
+    app.extensions["pet_store"] = open_store(app) if store is None else store
     app.register_blueprint(api)
-    # The nearest class counts: NotFound, though it is an HTTPException, is handled by
-    # not_found. What none of them fits is a bug: Flask logs its traceback, and calls
-    # error_response with an HTTPException of status 500.
-    app.register_error_handler(HTTPException, errors.error_response)
     app.register_error_handler(NotFound, not_found)
+    # Any other HTTP error. For a bug, Flask logs the traceback and passes on a 500.
+    app.register_error_handler(HTTPException, errors.error_response)
     app.register_error_handler(StorageUnavailable, errors.storage_unavailable)
     return app
 
 
-def _default_database(app: Flask) -> Path:
+def open_store(app: Flask) -> PetStore:
+    """Return the store for the setting DATABASE, or raise StartError."""
+    try:
+        return PetStore(os.fspath(app.config["DATABASE"] or default_database(app)))
+    except (OSError, TypeError, ValueError, StorageUnavailable) as error:
+        # TypeError: the setting is not a path. ValueError: no path can contain one of
+        # its characters.
+        raise StartError(f"PETSTORE_DATABASE: {error}.") from error
+
+
+def default_database(app: Flask) -> Path:
+    """Return the path of pets.db in Flask's instance folder, and create the folder."""
     folder = Path(app.instance_path)
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
-        reason = f"it is not set, and its default cannot be made: {error}"
-        raise StartError(f"PETSTORE_DATABASE: {reason}; set it to a path.") from error
+        raise StartError(
+            "PETSTORE_DATABASE: it is not set, and the default folder cannot be "
+            f"created: {error}; set it to a path."
+        ) from error
     return folder / "pets.db"
 
 
 @api.before_app_request
 def check_key() -> None:
-    """Let nobody in without a valid key."""
-    # Everywhere under /v1, route or none: without a key, nobody learns what is there.
+    """Require a valid key for every path under /v1, existing or not."""
     path = request.path
     needs_key = path.startswith("/v1/") and path != DOCUMENT_PATH
     if needs_key and request.method != "OPTIONS":
@@ -125,10 +118,9 @@ def check_key() -> None:
 
 @api.after_app_request
 def add_headers(response: Response) -> Response:
-    """Add what every answer has, and to OPTIONS what a browser asks for (CORS)."""
-    for name, value in HEADERS:
-        response.headers.add(name, value)
-    # Flask answers OPTIONS by itself, with the methods in Allow where there is a route.
+    """Add the headers of every response, and those of a preflight to OPTIONS."""
+    response.headers.extend(errors.RESPONSE_HEADERS)
+    # Flask answers OPTIONS, with the methods of the path in Allow.
     if request.method == "OPTIONS" and "Allow" in response.headers:
         response.headers.extend(PREFLIGHT_HEADERS)
         response.headers.add("Access-Control-Allow-Methods", ", ".join(response.allow))
@@ -136,81 +128,79 @@ def add_headers(response: Response) -> Response:
 
 
 def not_found(_: NotFound) -> ResponseReturnValue:
-    """Say where the OpenAPI document is to those who follow a wrong path."""
-    message = f"Nothing is at this path. {url(DOCUMENT_PATH)} lists what there is."
+    """Return the Error body for an unknown path, and name the OpenAPI document."""
+    document = external_path(DOCUMENT_PATH)
+    message = f"Nothing is at this path. {document} lists the paths of this service."
     return errors.error_response(ServiceError("not_found", message, 404))
 
 
-# The endpoints have the names of the document's operations; a test compares the two.
+# The endpoints have the names of the operations in openapi.json. A test compares them.
 
 
 @api.get("/v1/pets", endpoint="listPets")
 def list_pets() -> Response:
-    """List animals: one page, with a link to the next one (RFC 8288)."""
-    # The text after the "?" as it came (environ has what the server hands to Flask),
-    # not request.args: parse_list_query remembers its latest results by this text.
+    """List animals: one page, with a Link to the next one (RFC 8288)."""
+    # The raw query string, not request.args: parse_list_query caches results by it.
     query = schemas.parse_list_query(request.environ.get("QUERY_STRING", ""))
-    page, next_after = pet_store().list_page(**query)
-    response = json_response(page)
-    if next_after is not None:
-        status = f"&status={query['status']}" if query["status"] else ""
-        target = f"{url('/v1/pets')}?limit={query['limit']}{status}&after={next_after}"
-        response.headers.add("Link", f'<{target}>; rel="next"')
-    return response
+    page, last_id = pet_store().list_page(**query)
+    if last_id is None:
+        return json_response(page)
+    status = f"&status={query['status']}" if query["status"] else ""
+    path = external_path("/v1/pets")
+    target = f"{path}?limit={query['limit']}{status}&after={last_id}"
+    return json_response(page, headers=[("Link", f'<{target}>; rel="next"')])
 
 
 @api.post("/v1/pets", endpoint="createPet")
 def create_pet() -> Response:
     """Add an animal."""
-    new_pet = schemas.read_body_as(schemas.NEW_PET)
+    new_pet = schemas.parse_body(schemas.NEW_PET)
     pet_id, pet = pet_store().add(**new_pet)
-    return json_response(pet, 201, [("Location", f"{url('/v1/pets')}/{pet_id}")])
+    location = external_path(f"/v1/pets/{pet_id}")
+    return json_response(pet, 201, [("Location", location)])
 
 
-# Not <int:pet_id>: 01 would be pet 1, and abc not_found instead of pet_not_found.
+# Not <int:pet_id>, which accepts 01 for 1, and answers abc with not_found.
 @api.get("/v1/pets/<pet_id>", endpoint="getPet")
 def get_pet(pet_id: str) -> Response:
-    """Get an animal: deprecated, and gone from the day of its removal on."""
-    # What to use instead (RFC 5829).
-    successor = f'<{url("/v1/pets")}>; rel="successor-version"'
-    headers = [*DEPRECATION, ("Link", successor)]
-    if time.time() >= REMOVAL:
-        message = "List the pets, with a status filter, instead."
+    """Get an animal. Deprecated: from 5 December 2030 on, the answer is 410."""
+    pets = external_path("/v1/pets")
+    # RFC 5829 defines successor-version.
+    headers = [*GET_PET_HEADERS, ("Link", f'<{pets}>; rel="successor-version"')]
+    if time.time() >= GET_PET_REMOVED_AT:
+        message = (
+            f"Use GET {pets} with a status filter instead. "
+            f"GET {pets}?after=6&limit=1 returns pet 7."
+        )
         raise ServiceError("gone", message, 410, headers)
     number = schemas.parse_pet_id(pet_id)
     pet = None if number is None else pet_store().get(number)
     if pet is None:
         raise ServiceError("pet_not_found", "No pet has this id.", 404, headers)
-    return json_response(pet, 200, headers)
+    return json_response(pet, headers=headers)
 
 
 @api.get(DOCUMENT_PATH, endpoint="getOpenapi")
 def get_openapi() -> Response:
-    """Return the OpenAPI document, with the URL under which the service is mounted."""
-    with current_app.open_resource("openapi.json") as file:
-        document = json.load(file)
-    document["servers"] = [{"url": url("/v1")}]
-    return json_response(json.dumps(document).encode())
+    """Return the OpenAPI document, with the URL below which the service is mounted."""
+    document = {**openapi_document(), "servers": [{"url": external_path("/v1")}]}
+    return json_response(json.dumps(document, separators=(",", ":")).encode())
 
 
 @api.get("/healthz")
-def health() -> Response:
-    """Say that the service works, if its store answers a query."""
+def get_health() -> Response:
+    """Return 200 if the store answers a query."""
     pet_store().check()
-    return json_response(b'{"status": "ok"}')
+    return json_response(b'{"status":"ok"}')
 
 
-# Under a prefix (see `url`), /store and /store/ are both this page. Flask would else
-# redirect one to the other, at the host in the header Host: any that a client sets.
+# By default, Flask redirects /store to /store/ on the host that the client names.
 @api.get("/", strict_slashes=False)
-def page() -> Response:
-    """Return the page for people.
-
-    By the Content-Security-Policy, a browser runs nothing in it but what carries the
-    nonce, a text that is new with each answer: nobody else can have written it there.
-    """
+def get_page() -> Response:
+    """Return the page for people."""
+    # The browser runs only what carries this nonce, and connects only to this service:
+    # https://developer.mozilla.org/docs/Web/HTTP/Guides/CSP
     nonce = secrets.token_urlsafe(16)
-    # Besides: requests to this service and the icon, but no <base>, form or framing.
     policy = (
         f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; "
         "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
@@ -218,33 +208,37 @@ def page() -> Response:
     )
     with current_app.open_resource("index.html", "r", "utf-8") as file:
         html = file.read().replace("{nonce}", nonce)
-    return Response(html, headers=[("Content-Security-Policy", policy)])
+    return Response(html, headers={"Content-Security-Policy": policy})
 
 
-def pet_store() -> PetStore:
-    """Return the store of the application that answers."""
-    store: PetStore = current_app.extensions["pet_store"]
-    return store
+def pet_store() -> Any:
+    """Return the store of the current application."""
+    return current_app.extensions["pet_store"]
+
+
+@cache
+def openapi_document() -> dict[str, Any]:
+    """Return the OpenAPI document as it is in openapi.json."""
+    text = Path(__file__).with_name("openapi.json").read_text("utf-8")
+    document: dict[str, Any] = json.loads(text)
+    return document
 
 
 def json_response(
     body: bytes, status: int = 200, headers: Iterable[tuple[str, str]] = ()
 ) -> Response:
-    """Return a response whose body is JSON already, as pets come from SQLite."""
-    response = Response(body + b"\n", status, content_type="application/json")
-    # With Response(..., headers=headers), getPet would take a fortieth longer.
-    for name, value in headers:
-        response.headers.add(name, value)
-    return response
+    """Return a response with a body that is JSON already."""
+    # Flask's jsonify would render the JSON again.
+    return Response(body + b"\n", status, [*headers], content_type="application/json")
 
 
-def url(path: str) -> str:
-    """Return a path of the service as a client has to write it, with any prefix.
+def external_path(path: str) -> str:
+    """Return a path of this service as a client has to send it.
 
-    A proxy or another program may have put the service under one such as /store: that
-    is request.root_path. url_for would not quote it, and takes longer.
+    The service may be mounted below a prefix such as /store, which url_for would not
+    quote. The characters that stay are those of RFC 3986, section 3.3.
     """
-    return f"{quote(request.root_path)}{path}"
+    return quote(request.root_path, safe="/!$&'()*+,;=:@") + path
 
 
 if __name__ == "__main__":

@@ -5,26 +5,40 @@ from collections.abc import Iterable
 from http import HTTPStatus
 
 from flask import current_app
-from werkzeug import Response  # what get_response returns; Flask's is a subclass
+from werkzeug import Response
 from werkzeug.exceptions import HTTPException
 
-# What Flask and gunicorn (by gunicorn.conf.py) answer by themselves: code and message.
+# Every response has these headers.
+RESPONSE_HEADERS = (
+    ("Cache-Control", "no-store"),
+    ("X-Content-Type-Options", "nosniff"),
+    # A page of any origin may call the service: browsers do not send the key by
+    # themselves (https://developer.mozilla.org/docs/Web/HTTP/Guides/CORS).
+    ("Access-Control-Allow-Origin", "*"),
+    (
+        "Access-Control-Expose-Headers",
+        "Deprecation, Link, Location, Retry-After, Sunset",
+    ),
+)
+
+# The code and message of errors that Flask and gunicorn (see gunicorn.conf.py) raise.
 STANDARD_ERRORS = {
     400: ("bad_request", "Send valid HTTP/1.1."),
-    405: ("method_not_allowed", "This path does not take the method."),
+    405: ("method_not_allowed", "This path does not support the method."),
     413: ("body_too_large", "Send a smaller body."),
     414: ("uri_too_long", "Send a shorter URL."),
-    417: ("expectation_failed", "Send no Expect header but '100-continue'."),
+    417: ("expectation_failed", "Send no Expect header except '100-continue'."),
     431: ("request_header_fields_too_large", "Send fewer or shorter headers."),
     500: ("internal_error", "The service failed. Its log says why."),
-    501: ("not_implemented", "Send no Transfer-Encoding but 'chunked'."),
+    501: ("not_implemented", "Send no Transfer-Encoding except 'chunked'."),
 }
 
 
 class ServiceError(HTTPException):
-    """A failure of the application's own: its code, message, status and headers.
+    """An error that this service raises: its code, message, status and headers.
 
-    The message is a sentence for the client: what is wrong, or what to send instead.
+    The message is a sentence for the client. It says what is wrong, or what to send
+    instead.
     """
 
     def __init__(
@@ -37,49 +51,49 @@ class ServiceError(HTTPException):
         super().__init__(message)
         self.error_code = code
         self.message = message
-        self.code = status  # as HTTPException calls it
+        # Werkzeug calls the status `code`, and reads it from this attribute.
+        self.code = status
         self.headers = headers
 
 
 def error_response(error: HTTPException) -> Response:
-    """Answer an HTTP error with the Error body (contract, section Errors).
+    """Return the Error body for an HTTP error (contract, section Errors).
 
-    It takes the place of Werkzeug's HTML; the headers, such as Allow, stay.
+    Headers that Werkzeug has set, such as Allow, stay.
     """
     response = error.get_response()
     if isinstance(error, ServiceError):
+        body = error_body(error.error_code, error.message, response.status_code)
         response.headers.extend(error.headers)
-        response.data = error_body(
-            error.error_code, error.message, response.status_code
-        )
     else:
-        response.data = standard_error_body(response.status_code, response.allow)
+        body = standard_error_body(response.status_code, response.allow)
+    response.data = body
     response.content_type = "application/json"
     return response
 
 
 def storage_unavailable(error: Exception) -> Response:
-    """Log why the store cannot answer, and answer 503, which does not say why."""
+    """Log why the store cannot answer, and return 503 without the reason."""
     current_app.logger.error("storage unavailable: %s", error)
     message = "The store cannot answer at the moment. Try again in a second."
     headers = [("Retry-After", "1")]
     return error_response(ServiceError("storage_unavailable", message, 503, headers))
 
 
-def standard_error_body(status: int, methods: Iterable[str] = ()) -> str:
-    """Return the Error body for a status that Flask or gunicorn has set.
+def standard_error_body(status: int, allowed_methods: Iterable[str] = ()) -> str:
+    """Return the Error body for a status that Flask or gunicorn has chosen.
 
-    Its code and message are those of STANDARD_ERRORS, or else the standard phrase. The
-    message names the methods that are allowed, if any: curl does not show Allow.
+    The message names the allowed methods, because curl does not show the Allow header.
     """
     phrase = HTTPStatus(status).phrase
-    standard = (phrase.lower().replace(" ", "_"), f"{phrase}.")
-    code, message = STANDARD_ERRORS.get(status, standard)
-    if methods:
-        message = f"{message} It takes {', '.join(sorted(methods))}."
+    default = (phrase.lower().replace(" ", "_"), f"{phrase}.")
+    code, message = STANDARD_ERRORS.get(status, default)
+    if allowed_methods:
+        message = f"{message} It supports {', '.join(sorted(allowed_methods))}."
     return error_body(code, message, status)
 
 
 def error_body(code: str, message: str, status: int) -> str:
-    """Return the Error body as JSON, on a line of its own."""
-    return json.dumps({"code": code, "message": message, "status": status}) + "\n"
+    """Return the Error body as a line of JSON."""
+    error = {"code": code, "message": message, "status": status}
+    return json.dumps(error, separators=(",", ":")) + "\n"

@@ -1,108 +1,206 @@
-"""How gunicorn serves the application: every setting, and what it does by itself."""
+"""How gunicorn serves the application.
+
+The class Worker overrides methods that gunicorn does not document. So this file needs
+exactly the version of gunicorn that requirements.txt names.
+"""
 
 import logging
+import os
 import socket
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from http import HTTPStatus
-from threading import BoundedSemaphore, Thread
+from threading import BoundedSemaphore
+from time import monotonic
 from typing import Any
+from urllib.parse import quote
 
 from click import ClickException
 from gunicorn import util
+from gunicorn.http.errors import (
+    ExpectationFailed,
+    LimitRequestHeaders,
+    LimitRequestLine,
+    ParseException,
+    UnsupportedTransferCoding,
+)
 from gunicorn.workers.gthread import TConn, ThreadWorker
+from werkzeug.middleware.dispatcher import DispatcherMiddleware
 
-# One process, whatever WEB_CONCURRENCY says: all that write share one queue.
+# One process, even if WEB_CONCURRENCY is set: a file has one group commit (storage.py).
 workers = 1
-# More than may wait to write while another program holds the database: some are left
-# for reads.
 threads = 16
-# With the 50 that linger, below the 256 files that macOS lets a process open: past its
-# limit, the worker would end.
+# Together with MAX_CLOSING, fewer than the 256 files that macOS lets a process open.
 worker_connections = 100
 
-# On standard output: address, time, request, status, bytes of the body, seconds. There
-# is nothing among them in which a client could send a line of its own.
+# Address, time, request, status, bytes of the body, seconds. gunicorn escapes each of
+# them, so a client cannot write a line of its own into the log.
 accesslog = "-"
 access_log_format = '%(h)s %(t)s "%(r)s" %(s)s %(B)s %(L)s'
-# A log that cannot be written would print the request, with its key, as a traceback.
+# If the log cannot be written, Python would print the request with its key.
 logging.raiseExceptions = False
 
-# Nobody steers the service but by signals.
 control_socket_disable = True
-# No client moves the application to another path with a header SCRIPT_NAME.
+# A client cannot set SCRIPT_NAME by a header.
 forwarder_headers = ""
+
+# Seconds after which a request is no longer read. The time in which it waits for a
+# thread counts: otherwise, half-sent requests would wait for each other.
+READ_TIMEOUT = 10.0
+# Seconds after which the connection of a request is closed, once a thread has taken it.
+CLOSE_TIMEOUT = 60.0
+# The most connections that are closed at once by threads.
+MAX_CLOSING = 50
+
+# The status for what gunicorn refuses, if it is not 400.
+REFUSAL_STATUSES = {
+    LimitRequestLine: 414,
+    ExpectationFailed: 417,
+    LimitRequestHeaders: 431,
+    UnsupportedTransferCoding: 501,
+}
 
 
 class Worker(ThreadWorker):
-    """gunicorn's worker with threads, but for its start and the end of a connection."""
+    """A worker with threads that stalled clients cannot stop.
 
-    lingering = BoundedSemaphore(50)
+    gunicorn calls `handle` and `handle_error` in a thread for each request, and all
+    other methods in the main thread.
+    """
+
+    def init_process(self) -> None:
+        """Create what the worker needs in its own process."""
+        # When each request was queued for a thread, and when a thread took it.
+        self.queued_at: dict[TConn, float] = {}
+        self.started_at: dict[TConn, float] = {}
+        self.closing_threads = ThreadPoolExecutor(MAX_CLOSING)
+        self.closing_slots = BoundedSemaphore(MAX_CLOSING)
+        super().init_process()
 
     def load_wsgi(self) -> None:
-        """Load the application; where it cannot start, show why without a traceback."""
+        """Load the application, and mount it below SCRIPT_NAME.
+
+        If the application cannot start, show why without a traceback.
+        """
         try:
             super().load_wsgi()
         except ClickException as error:
             error.show()
             raise SystemExit(error.exit_code) from None
+        # gunicorn itself answers 500 to a path outside SCRIPT_NAME.
+        prefix = os.environ.pop("SCRIPT_NAME", "").strip("/")
+        if prefix:
+            self.wsgi = mount(self.wsgi, f"/{prefix}")
 
-    def handle_error(
-        self, req: Any, client: socket.socket, addr: Any, exc: BaseException
-    ) -> None:
-        """Refuse a request, but not one that has its answer and goes on malformed.
+    def enqueue_req(self, conn: TConn) -> None:
+        """Queue a request for a thread, and record the time."""
+        self.queued_at[conn] = monotonic()
+        try:
+            super().enqueue_req(conn)
+        except RuntimeError:
+            # No thread can start.
+            del self.queued_at[conn]
+            self.nr_conns -= 1
+            shut_down(conn, socket.SHUT_RDWR)
 
-        A second answer would be taken for that to the next request.
-        """
-        if req is None or not req.body.failed:
-            super().handle_error(req, client, addr, exc)
+    def handle(self, conn: TConn) -> Any:
+        """Handle a request, and record when it was started."""
+        self.started_at[conn] = monotonic()
+        return super().handle(conn)
+
+    def murder_pending(self) -> None:
+        """Stop requests that take too long. gunicorn calls this once a second."""
+        super().murder_pending()
+        now = monotonic()
+        for conn, queued_at in self.queued_at.items():
+            if now - self.started_at.get(conn, now) > CLOSE_TIMEOUT:
+                shut_down(conn, socket.SHUT_RDWR)
+            elif now - queued_at > READ_TIMEOUT:
+                shut_down(conn, socket.SHUT_RD)
 
     def finish_request(self, conn: TConn, future: Future[Any]) -> None:
-        """Close a connection without making the others wait.
+        """Keep the connection, or have a thread close it.
 
-        Its client may still be sending, and would lose the answer if it were closed at
-        once (RFC 9112, section 9.6). gunicorn waits for it in the loop that serves all
-        others; here a thread waits, or nobody where many do.
+        A client that is still sending would lose the answer if its connection were
+        closed at once (RFC 9112, section 9.6). gunicorn waits for that client in the
+        main thread, and so makes all other clients wait.
         """
+        self.queued_at.pop(conn, None)
+        self.started_at.pop(conn, None)
         if future.cancelled() or future.exception() or future.result():
             super().finish_request(conn, future)
             return
         self.nr_conns -= 1
-        if self.lingering.acquire(blocking=False):
-            Thread(target=self.linger, args=[conn.sock], daemon=True).start()
-        else:
+        if not self.closing_slots.acquire(blocking=False):
             conn.close()
-
-    def linger(self, sock: socket.socket) -> None:
-        """Close a connection once its client has, or two seconds later."""
+            return
         try:
-            util.close_graceful(sock, max_drain=2**30)
-        finally:
-            self.lingering.release()
+            closed = self.closing_threads.submit(
+                util.close_graceful, conn.sock, max_drain=2**30
+            )
+        except RuntimeError:
+            # No thread can start.
+            self.closing_slots.release()
+            conn.close()
+        else:
+            closed.add_done_callback(lambda _: self.closing_slots.release())
+
+    def handle_error(
+        self, req: Any, client: socket.socket, addr: Any, exc: BaseException
+    ) -> None:
+        """Send the Error body for a request that does not reach the application."""
+        if req is None and isinstance(exc, ParseException):
+            status = REFUSAL_STATUSES.get(type(exc), 400)
+            # The text of the error quotes the request, which may contain the key.
+            self.log.warning("Refused a request: %s %s", addr, type(exc).__name__)
+        elif req is not None and req.body.failed:
+            # The application has already answered.
+            return
+        else:
+            status = 500
+            self.log.exception("Error handling request")
+        with suppress(OSError):
+            send_error(client, status)
 
 
 worker_class = Worker
 
 
-def write_error(sock: socket.socket, status_int: int, reason: str, mesg: str) -> None:
-    """Refuse with the Error body what never reaches the application.
+def shut_down(conn: TConn, how: int) -> None:
+    """Shut down one or both directions of a connection, if it is still open."""
+    with suppress(OSError):
+        conn.sock.shutdown(how)
 
-    The reason and the message of gunicorn are left out: they quote the client.
-    """
-    # Not above: the process that starts the workers would keep the module as it is now,
-    # and hand it on to those that a reload starts.
-    from errors import standard_error_body
 
-    body = standard_error_body(status_int)
-    head = (
-        f"HTTP/1.1 {status_int} {HTTPStatus(status_int).phrase}",
-        "Connection: close",
-        "Content-Type: application/json",
-        f"Content-Length: {len(body)}",
-        "Cache-Control: no-store",
-        "X-Content-Type-Options: nosniff",
+# These two functions import errors.py only when they are called, in a worker. Otherwise
+# the main process would keep the module, and a reload would not read it again.
+
+
+def mount(application: Any, prefix: str) -> Any:
+    """Return a WSGI application that serves another one below a path prefix."""
+    from errors import RESPONSE_HEADERS, ServiceError, error_response
+
+    document = f"{quote(prefix)}/v1/openapi.json"
+    message = f"Nothing is at this path. {document} lists the paths of this service."
+    not_found = error_response(ServiceError("not_found", message, 404))
+    not_found.headers.extend(RESPONSE_HEADERS)
+    # WSGI decodes paths as Latin-1 (PEP 3333).
+    return DispatcherMiddleware(
+        not_found, {prefix.encode().decode("latin-1"): application}
     )
-    util.write_nonblock(sock, "\r\n".join([*head, "", body]).encode())
 
 
-# gunicorn has no setting for it.
-util.write_error = write_error
+def send_error(client: socket.socket, status: int) -> None:
+    """Send the Error body, and announce that the connection is closed."""
+    from errors import RESPONSE_HEADERS, standard_error_body
+
+    body = standard_error_body(status)
+    headers = {
+        "Connection": "close",
+        "Content-Type": "application/json",
+        "Content-Length": len(body),
+        **dict(RESPONSE_HEADERS),
+    }
+    lines = [f"{name}: {value}" for name, value in headers.items()]
+    status_line = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}"
+    util.write_nonblock(client, "\r\n".join([status_line, *lines, "", body]).encode())

@@ -1,4 +1,4 @@
-"""What comes in: the query of listPets, the body of createPet, the id of getPet."""
+"""Input: the query of listPets, the body of createPet, and the id of getPet."""
 
 import io
 import json
@@ -21,189 +21,213 @@ INT64 = validate.Range(-(2**63), 2**63 - 1)
 STATUS = validate.OneOf(("available", "pending", "sold"))
 
 
-# marshmallow's Schema checks and converts each field: first, `pre_load` gets the text
-# and returns text; last, `validate` gets the value and only raises. A field that is
-# missing has its `load_default`. Its name in the JSON is its `data_key`, if it has one.
+def require_canonical_decimal(text: str) -> str:
+    """Return the text unchanged, or raise ValidationError.
 
-
-def _require_decimal(text: str) -> str:
-    # int() alone would take 1_0, +5, and the digits of other scripts.
+    int() alone would accept 1_0, +5, and the digits of other scripts.
+    """
     if not CANONICAL_DECIMAL.fullmatch(text):
         raise ValidationError("Must be 1 to 19 digits, with no sign or leading zero.")
     return text
 
 
-def _require_encodable(text: str) -> None:
-    # JSON can spell half a character, "\ud800" (RFC 8259, section 8.2): a surrogate
-    # without its other half. UTF-8, and so SQLite, cannot hold it.
+def require_no_surrogates(text: str) -> None:
+    """Raise ValidationError if the text contains a lone surrogate.
+
+    JSON can express one, as in "\\ud800" (RFC 8259, section 8.2), but UTF-8 cannot.
+    """
     try:
         text.encode()
-    except UnicodeEncodeError:
-        raise ValidationError("Must not contain lone surrogates.") from None
+    except UnicodeEncodeError as error:
+        raise ValidationError("Must not contain lone surrogates.") from error
 
 
 class ListQuery(Schema):
     """The query parameters of listPets."""
 
     limit = fields.Integer(
-        load_default=20, pre_load=_require_decimal, validate=validate.Range(1, 100)
+        load_default=20,
+        pre_load=require_canonical_decimal,
+        validate=validate.Range(1, 100),
     )
     status = fields.String(load_default=None, validate=STATUS)
     after = fields.Integer(
-        load_default=0, pre_load=_require_decimal, validate=validate.Range(0, INT64.max)
+        load_default=0,
+        pre_load=require_canonical_decimal,
+        validate=validate.Range(0, INT64.max),
     )
 
 
 class NewPet(Schema):
     """The contract's NewPet."""
 
-    name = fields.String(required=True, validate=_require_encodable)
-    # Strict: without it, 1.5 would become 1.
+    name = fields.String(required=True, validate=require_no_surrogates)
+    # strict: 1.5 is an error, and does not become 1.
     category_id = fields.Integer(
         data_key="categoryId", required=True, strict=True, validate=INT64
     )
     status = fields.String(load_default="available", validate=STATUS)
 
 
-# Parameters and members that the contract does not name are ignored.
+# Unknown query parameters and members are ignored.
 LIST_QUERY = ListQuery(unknown=EXCLUDE)
 NEW_PET = NewPet(unknown=EXCLUDE)
 
 
+# Clients repeat their queries, so the latest results are kept.
 @lru_cache(maxsize=256)
 def parse_list_query(query_string: str) -> Mapping[str, Any]:
-    """Return the limit, status and after of a query string, or raise `invalid_query`.
+    """Return the limit, status and after of a query string.
 
-    Clients repeat their queries, so the latest are remembered.
+    Raise ServiceError (`invalid_query`) if a parameter is not valid or is repeated.
     """
-    # Each name with all its values, as in {"limit": ["1", "2"]}.
-    given = parse_qs(query_string, keep_blank_values=True)
-    repeated = [name for name in LIST_QUERY.fields if len(given.get(name, ())) > 1]
+    values_by_name = parse_qs(query_string, keep_blank_values=True)
+    repeated = [
+        name for name in LIST_QUERY.fields if len(values_by_name.get(name, [])) > 1
+    ]
     if repeated:
-        message = f"Give {' and '.join(repeated)} only once."
+        message = f"Send {' and '.join(repeated)} only once."
         raise ServiceError("invalid_query", message, 400)
-    values = {name: texts[0] for name, texts in given.items()}
-    return _load(LIST_QUERY, values, "invalid_query")
+    values = {name: values[0] for name, values in values_by_name.items()}
+    return load(LIST_QUERY, values, "invalid_query")
 
 
-def read_body_as(schema: Schema) -> dict[str, Any]:
+def parse_body(schema: Schema) -> dict[str, Any]:
     """Return what a schema loads from the JSON object in the request's body.
 
-    Raises ServiceError, in this order: malformed_body (there is no body),
-    unsupported_media_type, body_too_large, malformed_body (cut short, or no JSON),
-    invalid_body. request.get_json would take a member given twice, round numbers, and
-    explain less.
+    Raise ServiceError if the request has no body, another media type, or too large a
+    body, if the body is not valid JSON, or if it does not match the schema.
+
+    request.get_json would accept a repeated member, round large numbers, and accept a
+    body that is cut short.
     """
-    _check_headers()
-    members = _parse_json(_read_body())
+    check_headers()
+    members = parse_json(read_body())
     if not isinstance(members, dict):
         raise ServiceError("invalid_body", "Send a JSON object.", 400)
-    return _load(schema, members, "invalid_body")
+    return load(schema, members, "invalid_body")
 
 
 def parse_pet_id(text: str) -> int | None:
-    """Return the id that a path segment spells, or None where no pet can have it."""
+    """Return the id in a path, or None if no pet can have this id."""
     if CANONICAL_DECIMAL.fullmatch(text) and int(text) <= INT64.max:
         return int(text)
     return None
 
 
-def _load(schema: Schema, values: dict[str, Any], error_code: str) -> dict[str, Any]:
+def load(schema: Schema, values: dict[str, Any], error_code: str) -> dict[str, Any]:
+    """Return what a schema loads from values, or raise ServiceError with the code."""
     try:
         loaded: dict[str, Any] = schema.load(values)
     except ValidationError as error:
-        faults = [
+        problems = [
             f"{name}: {' '.join(messages)}"
             for name, messages in error.messages_dict.items()
         ]
-        raise ServiceError(error_code, " ".join(faults), 400) from None
+        raise ServiceError(error_code, " ".join(problems), 400) from error
     return loaded
 
 
-def _malformed(reason: str) -> ServiceError:
-    return ServiceError("malformed_body", f"The body {reason}.", 400)
-
-
-def _check_headers() -> None:
-    """Raise unless the headers announce a JSON body that is not too large."""
-    # A client tells the length of a body before it or, where it cannot know yet, sends
-    # it in pieces (chunks), which Transfer-Encoding tells.
+def check_headers() -> None:
+    """Raise ServiceError unless the headers announce a JSON body of an allowed size."""
+    # A chunked body has no Content-Length.
     if not request.content_length and "Transfer-Encoding" not in request.headers:
-        raise _malformed("is missing: send JSON")
+        raise malformed_body("The body is missing. Send a JSON object.")
     if request.mimetype != "application/json":
         message = "Send the body as 'Content-Type: application/json'."
         headers = [("Accept", "application/json")]
         raise ServiceError("unsupported_media_type", message, 415, headers)
-    coding = request.headers.get("Content-Encoding", "").lower()
-    if coding not in ("", "identity"):
+    encoding = request.headers.get("Content-Encoding", "").lower()
+    if encoding not in ("", "identity"):
         headers = [("Accept-Encoding", "identity")]
         message = "Send the body uncompressed."
         raise ServiceError("unsupported_media_type", message, 415, headers)
-    _check_size(request.content_length or 0)
+    check_size(request.content_length or 0)
 
 
-def _check_size(size: int) -> None:
+def check_size(size: int) -> None:
+    """Raise ServiceError (413) if a body of this size is too large."""
     if size > MAX_BODY_BYTES:
         message = f"Send a body of at most {MAX_BODY_BYTES} bytes."
         raise ServiceError("body_too_large", message, 413)
 
 
-def _read_body() -> bytes:
-    # Under `flask run` it is a RawIOBase: read() may return too little and, at a chunk
-    # cut short, read past its memory (SIGSEGV). A BufferedReader raises an error.
+def read_body() -> bytes:
+    """Return the body, and raise ServiceError if it is too large or incomplete."""
     stream: Any = request.stream
     if isinstance(stream, io.RawIOBase):
+        # The stream of `flask run` may return less than it is asked for. Its read
+        # method ends Python (SIGSEGV) if the last chunk is cut short.
         stream = io.BufferedReader(stream)
     try:
-        # One byte more than is allowed shows that there is more. By MAX_CONTENT_LENGTH,
-        # a setting of Flask's, a larger body in chunks would end here as malformed.
+        # One byte more than allowed shows that the body is too large. Flask's
+        # MAX_CONTENT_LENGTH would cut off a chunked body there.
         body: bytes = stream.read(MAX_BODY_BYTES + 1)
-    except Exception:
-        # Every server has exceptions of its own for a body that breaks off.
-        raise _malformed("breaks off, or its chunks are malformed") from None
-    _check_size(len(body))
+    except Exception as error:
+        # Each server raises exceptions of its own for an incomplete body.
+        message = "The body is incomplete, or its chunks are malformed."
+        raise malformed_body(message) from error
+    check_size(len(body))
     if len(body) < (request.content_length or 0):
-        raise _malformed("is shorter than its Content-Length")
+        raise malformed_body("The body is shorter than its Content-Length.")
     return body
 
 
-def _parse_json(body: bytes) -> Any:
+def parse_json(body: bytes) -> Any:
+    """Return the value of a JSON text, and raise ServiceError if it is not valid."""
+    try:
+        text = body.decode()
+    except UnicodeDecodeError as error:
+        raise malformed_body("The body is not valid UTF-8.") from error
+    if text.startswith("\ufeff"):
+        raise malformed_body("The body begins with a byte order mark.")
     try:
         return json.loads(
-            body.decode(),
-            # Called for each object, each number, and each NaN and Infinity.
-            object_pairs_hook=_without_repeats,
-            parse_int=_read_number,
-            parse_float=_read_number,
-            parse_constant=_refuse_constant,
+            text,
+            object_pairs_hook=make_object,
+            parse_int=parse_number,
+            parse_float=parse_number,
+            parse_constant=refuse_constant,
         )
-    except (ValueError, RecursionError) as error:
-        raise _malformed(f"is not JSON: {error}") from None
+    except json.JSONDecodeError as error:
+        reason = f"{error.msg} (line {error.lineno}, column {error.colno})"
+        raise malformed_body(f"The body is not valid JSON: {reason}.") from error
+    except RecursionError as error:
+        raise malformed_body("The body is nested too deeply.") from error
 
 
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    members = dict(pairs)
-    if len(members) < len(pairs):
-        raise ValueError("a member is given twice")
+def make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the members of a JSON object, or raise ServiceError if one is repeated."""
+    members: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in members:
+            raise malformed_body(f"The body repeats the member {name[:100]!r}.")
+        members[name] = value
     return members
 
 
-def _read_number(literal: str) -> int | Decimal:
-    """Read a number; a whole one is an int however it is written, as 1.0 or 1e3.
+def parse_number(literal: str) -> int | Decimal:
+    """Return a JSON number: an int if it is a whole number, as 1.0 and 1e3 are.
 
-    By Decimal: a float would turn 9007199254740993.0 into another number, and int takes
-    no more than 4,300 digits.
+    A float would round 9007199254740993.0, and int() accepts at most 4,300 digits.
     """
     try:
         number = Decimal(literal)
     except InvalidOperation:
-        return Decimal("NaN")  # past what decimal can hold: the schema refuses it
-    # As an int, 1e999999999 would fill the memory: it is left for the schema to refuse,
-    # as is all that is far beyond int64.
+        # The exponent is too large even for Decimal. The schema refuses NaN.
+        return Decimal("NaN")
+    # A number far outside of int64 stays a Decimal, which the schema refuses: as an
+    # int, 1e999999999 would fill the memory.
     if -(10**20) < number < 10**20 and number == int(number):
         return int(number)
     return number
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+def refuse_constant(name: str) -> NoReturn:
+    """Raise ServiceError for NaN, Infinity and -Infinity."""
+    raise malformed_body(f"The body contains {name}, which is not valid JSON.")
+
+
+def malformed_body(message: str) -> ServiceError:
+    """Return the error for a body that cannot be read as JSON."""
+    return ServiceError("malformed_body", message, 400)

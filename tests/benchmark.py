@@ -1,98 +1,179 @@
-"""What the service costs beside a bare Flask route: `python -m tests.benchmark`.
+"""Measure the service, next to the same service with a plain store.
 
-Every figure is a ratio of two that are measured in turn; medians of many rounds are
-shown. Requests are called through WSGI in one process, beside a bare route that returns
-a ready-made body of the same size.
+Run it with: python -m tests.benchmark
+
+Both are served by the Procfile's command and get the same requests in turn. The table
+shows requests per second and the 99th percentile of the time that a request takes.
 """
 
 import json
+import socket
 import sqlite3
+import threading
 import time
-from contextlib import closing
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from tempfile import TemporaryDirectory
+from typing import Any
 
-from flask import Flask, Response
-from werkzeug.test import create_environ
+from flask import Flask
 
+import storage
 from app import create_app
-from tests.process import AUTHORIZED, KEY
+from tests.process import AUTHORIZED, COMMAND, Service, serving
 
-SMALL, LARGE = 1_000, 1_000_000
-ROUNDS, CALLS = 40, 100
+ROUNDS = 5
+SECONDS = 2.0
+PETS = 1_000
+CONNECTIONS = (1, 16)
 
-INSERT = "INSERT INTO pets (name, category_id, status) VALUES (?, ?, ?)"
-STATUSES = ("sold", "pending", "available")
-
-# The name of what is asked for, its path past a pet, and how many pets it returns.
-OPERATIONS = [
-    ("list 20", "/v1/pets?limit=20&after={}", 20),
-    ("of a status", "/v1/pets?status=sold&after={}", 20),
-    ("list 100", "/v1/pets?limit=100&after={}", 100),
-    ("get", "/v1/pets/{}", 1),
-]
-
-
-def show(*cells: str) -> None:
-    """Print a row of a table."""
-    print(cells[0].ljust(34), *(cell.rjust(16) for cell in cells[1:]), flush=True)
+NEW_PET = json.dumps({"name": "Rex", "categoryId": 1})
+REQUESTS = {
+    "list 20": ("GET", "/v1/pets", ""),
+    "list 100": ("GET", "/v1/pets?limit=100", ""),
+    "get": ("GET", "/v1/pets/7", ""),
+    "create": ("POST", "/v1/pets", NEW_PET),
+}
 
 
-# In process.
+class PlainStore:
+    """A store as a tutorial would write it: a connection for each thread, in WAL mode.
+
+    It uses the statements of storage.py, and commits every pet by itself.
+    """
+
+    def __init__(self, path: str) -> None:
+        storage.PetStore(path)
+        self.path = path
+        self.local = threading.local()
+
+    def connection(self) -> sqlite3.Connection:
+        """Return the connection of the current thread."""
+        if not hasattr(self.local, "connection"):
+            connection = sqlite3.connect(self.path, isolation_level=None)
+            connection.text_factory = bytes
+            connection.execute("PRAGMA synchronous = FULL")
+            self.local.connection = connection
+        result: sqlite3.Connection = self.local.connection
+        return result
+
+    def list_page(
+        self, *, limit: int, status: str | None, after: int
+    ) -> tuple[bytes, int | None]:
+        """Return a page; the benchmark uses no status."""
+        values = {"limit": limit, "after": after}
+        rows = self.connection().execute(storage.SELECT_PAGE, values).fetchall()
+        page = b"[" + b",".join([pet for _, pet in rows[:limit]]) + b"]"
+        return page, rows[limit - 1][0] if len(rows) > limit else None
+
+    def add(self, **values: Any) -> tuple[int, bytes]:
+        """Store a pet."""
+        [(pet_id, pet)] = self.connection().execute(storage.INSERT_PET, values)
+        return pet_id, pet
+
+    def get(self, pet_id: int) -> bytes | None:
+        """Return a pet."""
+        rows = self.connection().execute(storage.SELECT_PET, {"id": pet_id}).fetchall()
+        return rows[0][0] if rows else None
+
+    def check(self) -> None:
+        """Raise if the database does not answer."""
+        self.connection().execute(storage.PROBE).fetchall()
 
 
-def bare_app() -> Flask:
-    """Return an application whose routes do nothing but return ready-made pets."""
-    app = Flask("bare", static_folder=None)
-    pet = {"id": 1, "name": "Pet number 1", "categoryId": 1, "status": "available"}
-    for count in (1, 20, 100):
-        body = json.dumps([pet] * count, separators=(",", ":"))
-        view = partial(Response, body, mimetype="application/json")
-        app.add_url_rule(f"/{count}", str(count), view)
-    return app
+def create_plain_app(database: str) -> Flask:
+    """Return the service with a plain store."""
+    return create_app(store=PlainStore(database))
 
 
-def filled_app(folder: str, count: int) -> Flask:
-    """Return the service on a new file with `count` pets."""
-    path = Path(folder, f"{count}.db")
-    app = create_app({"API_KEYS": KEY, "DATABASE": path})
-    pets = ((f"Pet number {n}", n % 10, STATUSES[n % 3]) for n in range(count))
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.executemany(INSERT, pets)
-    return app
+def raw_request(method: str, path: str, body: str) -> bytes:
+    """Return the bytes of a request that keeps its connection open."""
+    lines = [
+        f"{method} {path} HTTP/1.1",
+        "Host: localhost",
+        f"Authorization: {AUTHORIZED['Authorization']}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+        "",
+        body,
+    ]
+    return "\r\n".join(lines).encode()
 
 
-def seconds(app: Flask, path: str) -> float:
-    """Return how long CALLS requests take, each sent as a server would."""
-    headers = {**AUTHORIZED, "User-Agent": "benchmark", "Accept": "*/*"}
-    environ = create_environ(path, headers=headers)
+def read_response(connection: socket.socket) -> bytes:
+    """Return the status line of a response after reading all of it."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        data += connection.recv(65_536)
+    head, _, body = data.partition(b"\r\n\r\n")
+    length = int(head.partition(b"Content-Length: ")[2].split(b"\r\n")[0])
+    while len(body) < length:
+        body += connection.recv(65_536)
+    return head.split(b"\r\n")[0]
+
+
+def send_requests(service: Service, request: bytes, end: float) -> list[float]:
+    """Send a request again and again until `end`; return the seconds that each took."""
+    times = []
+    with socket.create_connection(("127.0.0.1", service.port), 30) as connection:
+        while time.perf_counter() < end:
+            start = time.perf_counter()
+            connection.sendall(request)
+            status_line = read_response(connection)
+            assert b" 20" in status_line, status_line
+            times.append(time.perf_counter() - start)
+    return times
+
+
+def measure(
+    service: Service, request: bytes, connections: int
+) -> tuple[float, list[float]]:
+    """Return requests per second on some connections, and the time of each."""
     start = time.perf_counter()
-    for _ in range(CALLS):
-        answer: list[str] = []
-        result = app(environ.copy(), lambda status, *_, to=answer: to.append(status))
-        b"".join(result)
-        result.close()
-        assert answer == ["200 OK"], (path, answer)
-    return time.perf_counter() - start
+    with ThreadPoolExecutor(connections) as threads:
+        runs = [
+            threads.submit(send_requests, service, request, start + SECONDS)
+            for _ in range(connections)
+        ]
+        times = [seconds for run in runs for seconds in run.result()]
+    return len(times) / (time.perf_counter() - start), times
 
 
-def in_process(folder: str) -> None:
-    """Measure every operation on a small store and on both ends of a large one."""
-    bare = bare_app()
-    small, large = (filled_app(folder, count) for count in (SMALL, LARGE))
-    sizes = f"{SMALL:,} pets", f"{LARGE:,} pets", "its last"
-    show("as a multiple of the bare route", *sizes)
-    for name, path, count in OPERATIONS:
-        first, last = path.format(1), path.format(LARGE - 3 * count)
-        measured = [(bare, f"/{count}"), (small, first), (large, first), (large, last)]
-        times = [[seconds(*one) for one in measured] for _ in range(ROUNDS)]
-        ratios = [[one / base for one in others] for base, *others in times]
-        show(name, *(f"{median(column):.2f} x" for column in zip(*ratios, strict=True)))
+def main() -> None:
+    """Print the table of docs/server.md."""
+    with TemporaryDirectory() as folder, ExitStack() as stack:
+        services = []
+        for name in ("service", "plain"):
+            database = Path(folder, f"{name}.db")
+            plain = f"tests.benchmark:create_plain_app({str(database)!r})"
+            command = COMMAND if name == "service" else [*COMMAND[:-1], plain]
+            services.append(stack.enter_context(serving(database, command)))
+            with services[-1].client() as client:
+                for _ in range(PETS):
+                    client.request("POST", "/v1/pets", json.loads(NEW_PET))
+        print(
+            "| | requests/s | 99th percentile | plain: requests/s | 99th percentile |"
+        )
+        print("|---|---|---|---|---|")
+        for name, parts in REQUESTS.items():
+            for connections in CONNECTIONS:
+                rounds = [
+                    [measure(one, raw_request(*parts), connections) for one in services]
+                    for _ in range(ROUNDS)
+                ]
+                cells = []
+                for results in zip(*rounds, strict=True):
+                    rate = median(rate for rate, _ in results)
+                    times = [seconds for _, times in results for seconds in times]
+                    cells += [
+                        f"{rate:,.0f}",
+                        f"{1000 * quantiles(times, n=100)[98]:.1f} ms",
+                    ]
+                unit = "connection" if connections == 1 else "connections"
+                print("|", " | ".join([f"{name}, {connections} {unit}", *cells]), "|")
 
 
 if __name__ == "__main__":
-    # Files in memory have no disk to wait for.
-    with TemporaryDirectory(dir="/dev/shm") as folder:
-        in_process(folder)
+    main()

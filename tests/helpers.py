@@ -88,9 +88,17 @@ def next_path(link: str) -> str:
 
 
 def routes(client: FlaskClient) -> dict[str, str]:
-    """Return the endpoint of each method and path, without HEAD and OPTIONS."""
+    """Return the endpoint of each method and path, without HEAD and OPTIONS.
+
+    A path is written as in the OpenAPI document: `<pet_id>` is `{petId}`.
+    """
+
+    def parameter(match: re.Match[str]) -> str:
+        first, *words = match[1].split("_")
+        return f"{{{first}{''.join(word.title() for word in words)}}}"
+
     return {
-        f"{method} {re.sub('<.*>', '{petId}', rule.rule)}": rule.endpoint
+        f"{method} {re.sub('<(.*?)>', parameter, rule.rule)}": rule.endpoint
         for rule in client.application.url_map.iter_rules()
         for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}
     }

@@ -62,45 +62,54 @@ NO_KEY, BAD_KEY = {"Authorization": ""}, {"Authorization": "Bearer other"}
 TEXT, GZIP = {"Content-Type": "text/plain"}, {"Content-Encoding": "gzip"}
 UPGRADE = {"Connection": "Upgrade", "Upgrade": "websocket"}
 
-# First the operations, whose responses the OpenAPI document shows, then other paths.
+
+def shared_failures(
+    method: str, path: str, json: dict[str, object] | None = None
+) -> list[Request]:
+    """Return the failures that operations have in common.
+
+    `json` is a body that the operation accepts, or None if it takes none.
+    """
+    rows = [
+        Request(method, path, 401, "missing_api_key", json=json, headers=NO_KEY),
+        Request(method, path, 401, "invalid_api_key", json=json, headers=BAD_KEY),
+        # No path takes TRACE.
+        Request("TRACE", path, 405, "method_not_allowed"),
+        Request(method, path, 500, "internal_error", broken_views, json),
+        Request(method, path, 503, "storage_unavailable", missing_file, json),
+    ]
+    if json is None:
+        return rows
+    return [
+        *rows,
+        Request(method, path, 400, "malformed_body"),
+        Request(method, path, 400, "malformed_body", headers=TEXT),
+        Request(method, path, 400, "invalid_body", json=[json]),
+        Request(method, path, 413, "body_too_large", json=LARGE),
+        Request(method, path, 415, "unsupported_media_type", json=LARGE, headers=TEXT),
+        Request(method, path, 415, "unsupported_media_type", json=json, headers=GZIP),
+    ]
+
+
 REQUESTS = [
+    # Operations. Each status and code of an operation in openapi.json has a row.
     Request("GET", "/v1/pets", 200),
     Request("GET", "/v1/pets?limit=2&status=sold&after=1", 200, prepare=five_pets),
     Request("GET", "/v1/pets?limit=0", 400, "invalid_query"),
-    Request("GET", "/v1/pets", 401, "missing_api_key", headers=NO_KEY),
-    Request("GET", "/v1/pets", 401, "invalid_api_key", headers=BAD_KEY),
-    Request("DELETE", "/v1/pets", 405, "method_not_allowed"),
-    Request("GET", "/v1/pets", 500, "internal_error", broken_views),
-    Request("GET", "/v1/pets", 503, "storage_unavailable", missing_file),
+    *shared_failures("GET", "/v1/pets"),
     Request("POST", "/v1/pets", 201, json=NEW_PET),
     Request("POST", "/v1/pets", 201, json=TOM),
-    Request("POST", "/v1/pets", 400, "malformed_body"),
-    Request("POST", "/v1/pets", 400, "malformed_body", headers=TEXT),
-    Request("POST", "/v1/pets", 400, "invalid_body", json={"name": "Rex"}),
-    Request("POST", "/v1/pets", 401, "missing_api_key", json=NEW_PET, headers=NO_KEY),
-    Request("POST", "/v1/pets", 401, "invalid_api_key", json=NEW_PET, headers=BAD_KEY),
-    Request("POST", "/v1/pets", 413, "body_too_large", json=LARGE),
-    Request(
-        "POST", "/v1/pets", 415, "unsupported_media_type", json=LARGE, headers=TEXT
-    ),
-    Request(
-        "POST", "/v1/pets", 415, "unsupported_media_type", json=NEW_PET, headers=GZIP
-    ),
-    Request("POST", "/v1/pets", 500, "internal_error", broken_views, NEW_PET),
-    Request("POST", "/v1/pets", 503, "storage_unavailable", missing_file, NEW_PET),
+    *shared_failures("POST", "/v1/pets", NEW_PET),
     Request("GET", "/v1/pets/1", 200, prepare=five_pets),
-    Request("GET", "/v1/pets/1", 401, "missing_api_key", headers=NO_KEY),
-    Request("GET", "/v1/pets/1", 401, "invalid_api_key", headers=BAD_KEY),
     Request("GET", "/v1/pets/1", 404, "pet_not_found"),
     Request("GET", "/v1/pets/a%2Fb", 404, "not_found"),
     Request("GET", "/v1/pets/", 404, "not_found"),
-    Request("POST", "/v1/pets/1", 405, "method_not_allowed", json=NEW_PET),
     Request("GET", "/v1/pets/1", 410, "gone", after_removal_date),
-    Request("GET", "/v1/pets/1", 500, "internal_error", broken_views),
-    Request("GET", "/v1/pets/1", 503, "storage_unavailable", missing_file),
+    *shared_failures("GET", "/v1/pets/1"),
     Request("GET", "/v1/openapi.json", 200, headers=NO_KEY),
-    Request("DELETE", "/v1/openapi.json", 405, "method_not_allowed"),
+    Request("TRACE", "/v1/openapi.json", 405, "method_not_allowed"),
     Request("GET", "/v1/openapi.json", 500, "internal_error", broken_views),
+    # Other paths and methods.
     Request("GET", "/v1%2Fpets", 200, headers={"Host": "pet_store:8000"}),
     Request("HEAD", "/v1/pets", 200),
     Request("OPTIONS", "/v1/pets", 200, headers=NO_KEY),

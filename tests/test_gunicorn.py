@@ -6,8 +6,9 @@ import signal
 import socket
 from base64 import b64encode
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -36,6 +37,7 @@ def assert_one_error(response: bytes, status: int, code: str) -> None:
         b"Content-Length: %d" % len(body),
         b"Cache-Control: no-store",
         b"X-Content-Type-Options: nosniff",
+        b"Access-Control-Allow-Origin: *",
     ):
         assert lines.count(line) == 1
     error = json.loads(body)
@@ -137,7 +139,123 @@ def test_truncated_chunks_do_not_crash_flask_run(database: Path) -> None:
             data = POST + CHUNKED + b"ffffffff\r\n" + b"x" * length
             response = send(service.port, data)
             assert_one_error(response, 400, "malformed_body")
-            assert b"The body breaks off, or its chunks are malformed." in response
+            assert b"The body is incomplete, or its chunks are malformed." in response
+
+
+# Clients that stall.
+
+HALF_HEAD = GET[:-4]
+HALF_BODY = POST + b"Content-Length: 50" + END + REX
+
+
+@contextmanager
+def serving_with_short_timeouts(checkout: Path, database: Path) -> Iterator[Service]:
+    """Run a copy of the code with a READ_TIMEOUT of 1 and a CLOSE_TIMEOUT of 2."""
+    config = checkout / "gunicorn.conf.py"
+    text = config.read_text()
+    for timeout, short in (("READ_TIMEOUT = 10.0", 1), ("CLOSE_TIMEOUT = 60.0", 2)):
+        assert timeout in text
+        text = text.replace(timeout, f"{timeout.split()[0]} = {short}")
+    config.write_text(text)
+    command = [*COMMAND, "--chdir", str(checkout), "--config", str(config)]
+    with serving(database, command) as service:
+        yield service
+        assert "Traceback" not in service.log()
+        assert service.log().count("Booting worker") == 1
+
+
+@pytest.mark.parametrize("data", [HALF_HEAD, HALF_BODY], ids=["head", "body"])
+def test_half_sent_requests_do_not_stop_the_service(
+    checkout: Path, database: Path, data: bytes
+) -> None:
+    with (
+        serving_with_short_timeouts(checkout, database) as service,
+        ExitStack() as stack,
+    ):
+        stalled = [stack.enter_context(connect(service.port)) for _ in range(32)]
+        for connection in stalled:
+            connection.sendall(data)
+        assert service.request("GET", "/healthz").status == 200
+        # The first half of them was being read, the others waited for a thread.
+        response = read_all(stalled[0])
+        if data == HALF_BODY:
+            assert_one_error(response, 400, "malformed_body")
+        else:
+            assert response == b""
+
+
+def test_clients_that_do_not_read_do_not_stop_the_service(
+    checkout: Path, database: Path
+) -> None:
+    with (
+        serving_with_short_timeouts(checkout, database) as service,
+        ExitStack() as stack,
+    ):
+        with service.client() as client:
+            for _ in range(100):
+                pet = {**NEW_PET, "name": "x" * 60_000}
+                assert client.request("POST", "/v1/pets", pet).status == 201
+        request = f"GET /v1/pets?limit=100 HTTP/1.1\r\nAuthorization: Bearer {KEY}\r\n"
+        for _ in range(16):
+            connection = stack.enter_context(connect(service.port))
+            connection.sendall(request.encode() + HOST + b"\r\n")
+        assert service.request("GET", "/healthz").status == 200
+
+
+# After /break, no thread can start, as if the machine had no memory left.
+BREAKABLE = """
+import threading
+import app
+
+def refuse_to_start(thread):
+    raise RuntimeError("can't start new thread")
+
+def create_app():
+    application = app.create_app()
+    @application.get("/break")
+    def break_threads():
+        threading.Thread.start = refuse_to_start
+        return "{}"
+    return application
+"""
+
+
+def test_the_worker_lives_if_no_thread_can_start(
+    checkout: Path, database: Path
+) -> None:
+    (checkout / "breakable.py").write_text(BREAKABLE)
+    config = str(checkout / "gunicorn.conf.py")
+    command = [COMMAND[0], "breakable:create_app()", "--chdir", str(checkout)]
+    with serving(database, [*command, "--config", config]) as service:
+        assert service.request("GET", "/break").status == 200
+        with ExitStack() as stack:
+            # Stall all threads that have started.
+            for _ in range(4):
+                stack.enter_context(connect(service.port)).sendall(HALF_HEAD)
+            assert send(service.port, GET + END) == b""
+        # A thread may still be busy with a connection that was closed.
+        assert any(send(service.port, GET + END) for _ in range(100))
+        assert "Traceback" not in service.log()
+        assert service.log().count("Booting worker") == 1
+
+
+# A prefix.
+
+
+@pytest.mark.parametrize("prefix", ["/store", "/a+b", "/é >"])
+def test_the_service_can_be_mounted_below_a_prefix(database: Path, prefix: str) -> None:
+    command = ["env", f"SCRIPT_NAME={prefix}", *COMMAND]
+    path = quote(prefix, safe="/+")
+    with serving(database, command) as service:
+        pet = service.request("POST", f"{path}/v1/pets", NEW_PET)
+        assert pet.status == 201
+        location = pet.headers["Location"]
+        assert location == f"{path}/v1/pets/1"
+        for outside in ("/", "/v1/pets", "/x", f"{path}x/healthz"):
+            request = GET.replace(b"/v1/pets", outside.encode())
+            response = send(service.port, request + b"\r\n")
+            assert_one_error(response, 404, "not_found")
+        assert "WARNING" not in service.log()
 
 
 # The log.
@@ -155,6 +273,21 @@ def test_clients_cannot_forge_lines_of_the_log(served: Service) -> None:
     [line] = served.wait_for_log(r".*%1b.*\n")
     assert ACCESS.fullmatch(line)
     assert "FORGED" not in served.log()
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        f"Authorization Bearer {KEY}\r\n",  # the colon is missing
+        f" Authorization: Bearer {KEY}\r\n",
+        f"Authorization: Bearer {KEY}\0\r\n",
+        f"Transfer-Encoding: {KEY}\r\n",
+    ],
+)
+def test_the_log_does_not_quote_a_refused_request(served: Service, header: str) -> None:
+    assert b"HTTP/1.1 " in send(served.port, GET + header.encode() + b"\r\n")
+    assert served.wait_for_log("Refused a request: ")
+    assert KEY not in served.log()
 
 
 def test_a_log_that_cannot_be_written_shows_no_key(database: Path) -> None:

@@ -80,8 +80,8 @@ def test_an_invalid_parameter_is_named(client: FlaskClient, query: str) -> None:
 @pytest.mark.parametrize(
     ("query", "message"),
     [
-        ("limit=5&limit=5", "Give limit only once."),
-        ("status=&limit=5&x=1&status=&limit=5", "Give limit and status only once."),
+        ("limit=5&limit=5", "Send limit only once."),
+        ("status=&limit=5&x=1&status=&limit=5", "Send limit and status only once."),
         (
             "limit=0&status=x&after=y",
             "limit: Must be greater than or equal to 1 and less than or equal to 100. "

@@ -1,4 +1,4 @@
-"""The page at /: who may see it, and what may run in it. CI tries it in a browser."""
+"""Test the page at / through HTTP. .ci/page.py tries it in a browser."""
 
 import re
 
@@ -9,14 +9,12 @@ from tests.process import ROOT
 PAGE = (ROOT / "index.html").read_text("utf-8")
 
 
-def test_nothing_runs_in_it_but_what_carries_the_nonce_of_this_answer(
-    anonymous: FlaskClient,
-) -> None:
+def test_browser_runs_only_what_carries_the_nonce(anonymous: FlaskClient) -> None:
     response = anonymous.get("/")
+    assert response.status_code == 200
     assert response.content_type == "text/html; charset=utf-8"
     [nonce] = set(re.findall('nonce="(.{16,}?)"', response.text))
     assert response.text == PAGE.replace("{nonce}", nonce)
-    assert nonce not in anonymous.get("/").text
     assert response.headers["Content-Security-Policy"].split("; ") == [
         "default-src 'none'",
         f"script-src 'nonce-{nonce}'",
@@ -29,5 +27,17 @@ def test_nothing_runs_in_it_but_what_carries_the_nonce_of_this_answer(
     ]
 
 
-def test_it_names_no_other_host() -> None:
-    assert "//" not in PAGE.replace("// ", "")
+def test_every_answer_has_its_own_nonce(anonymous: FlaskClient) -> None:
+    assert anonymous.get("/").text != anonymous.get("/").text
+
+
+def test_page_names_no_other_host() -> None:
+    # A comment has a space after its slashes, a URL has none.
+    assert not re.search(r"//\S", PAGE)
+
+
+def test_page_and_document_have_the_same_title(anonymous: FlaskClient) -> None:
+    info = anonymous.get("/v1/openapi.json").get_json()["info"]
+    title = f"{info['title']} {info['version']}"
+    assert f"<title>{title}</title>" in PAGE
+    assert f"<h1>{title}</h1>" in PAGE

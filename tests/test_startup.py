@@ -314,8 +314,8 @@ def test_a_command_that_cannot_start_ends_with_one_line(
     assert "Traceback" not in ended.stderr
     [line] = [line for line in ended.stderr.splitlines() if "PETSTORE_" in line]
     assert line == (
-        "Error: PETSTORE_DATABASE: it is not set, and its default cannot be made: "
-        f"[Errno 17] File exists: '{checkout}/instance'; set it to a path."
+        "Error: PETSTORE_DATABASE: it is not set, and the default folder cannot be "
+        f"created: [Errno 17] File exists: '{checkout}/instance'; set it to a path."
     )
 
 
