@@ -1,7 +1,5 @@
 """The pets in SQLite: all SQL and every sqlite3 call, and nothing of HTTP."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sqlite3
@@ -9,12 +7,13 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, NamedTuple
 
-# Stored in the file as its user_version. A file with another version is refused.
+# The user_version of the file, a number that SQLite leaves to the application. A file
+# with another version is refused.
 SCHEMA_VERSION = 1
 # AUTOINCREMENT: the id of a deleted pet is never used again.
 CREATE_TABLE = """
@@ -25,8 +24,8 @@ CREATE_TABLE = """
         status TEXT NOT NULL CHECK (status IN ('available', 'pending', 'sold'))
     ) STRICT
 """
-# The index lets SQLite find a page of one status. It contains the id as well, as every
-# index does (sqlite.org/queryplanner.html).
+# The index lets SQLite find a page of one status. Like every index, it contains the id
+# as well, so the pets of one status are in the order of their ids.
 CREATE_INDEX = "CREATE INDEX IF NOT EXISTS pets_by_status ON pets (status)"
 
 # The JSON of a pet. SQLite renders it twice as fast as json.dumps.
@@ -55,8 +54,9 @@ PROBE = "SELECT id, name, category_id, status FROM pets LIMIT 1"
 
 Values = Mapping[str, object]
 Rows = list[tuple[Any, ...]]
-# Device and inode of a database, then those of its WAL.
-Files = tuple[int, int, int, int]
+# Device and inode of a database, then those of its WAL. A file that replaces another
+# one has another inode.
+FileIds = tuple[int, int, int, int]
 
 
 class StorageUnavailable(Exception):
@@ -71,26 +71,27 @@ class PetStore:
 
     - Any number of threads may call the methods at once.
     - The JSON of a pet is bytes: an object with id, name, categoryId and status.
-    - A name is any string that UTF-8 can encode, U+0000 included. Ids and category ids
-      are 64-bit integers. All are returned exactly as they were given.
+    - A name is any string that UTF-8 can encode, U+0000 included. A category id is any
+      64-bit integer. Both are returned exactly as they were given.
     - Ids grow. Once a pet is visible, no pet with a smaller id appears later. Otherwise
       a client that follows the pages misses pets. (In many databases, a sequence or an
       identity column assigns an id before the commit, and so breaks this promise.)
     - When `add` returns, the pet is stored for good. If `add` raises, the pet is not
       stored later. If a store cannot promise this, its documentation says so.
     - If the store cannot answer, a method raises StorageUnavailable within about five
-      seconds. It never hangs.
-    - The constructor fails only for reasons that a person has to mend. If a database is
-      merely unreachable for now, the methods raise StorageUnavailable until it is back.
+      seconds. (PetStore waits longer only while the disk itself stalls.)
+    - If a database is unreachable for now, the constructor does not fail, because the
+      server would not start. The methods raise StorageUnavailable until it is back.
     """
 
     def __init__(self, path: str) -> None:
         """Create the file if it is missing, and check it if it is there.
 
-        Raise StorageUnavailable if the file cannot be used; it is left as it was.
+        Raise StorageUnavailable if the file cannot be used. An existing file is left
+        unchanged.
         """
         self._database = Database(path)
-        # Close the database when Python drops the store or ends.
+        # Close the database when the store is garbage-collected or Python exits.
         weakref.finalize(self, self._database.close)
 
     def list_page(
@@ -124,33 +125,64 @@ class PetStore:
         self._database.read(PROBE, {})
 
 
-# Seconds to wait while another process uses the file.
+# Seconds to wait for a lock that another process holds: at startup, for one attempt
+# later, and for all attempts of a write.
 STARTUP_TIMEOUT = 5.0
 BUSY_TIMEOUT = 1.0
 WRITE_TIMEOUT = 5.0
-# The most writes that wait longer than BUSY_TIMEOUT. The server has sixteen threads:
-# more waiting writes would leave too few of them for reads.
+# If more writes than these are queued, they get only one attempt. The server has
+# sixteen threads, and some of them have to be left for reads.
 MAX_WAITING_WRITES = 8
 
 # Result codes of SQLite (sqlite.org/rescode.html).
 BUGS = {sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT}
 DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
-NO_ACCESS = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY}
+# What to do about an error.
+CHECK_ACCESS = "the folder must exist, and this user must be allowed to write to both"
+HINTS = {
+    sqlite3.SQLITE_BUSY: "another program uses it",
+    sqlite3.SQLITE_FULL: "free some space",
+    sqlite3.SQLITE_CORRUPT: "restore a backup",
+    sqlite3.SQLITE_NOTADB: "restore a backup, or choose another file",
+    sqlite3.SQLITE_CANTOPEN: CHECK_ACCESS,
+    sqlite3.SQLITE_PERM: CHECK_ACCESS,
+    sqlite3.SQLITE_READONLY: CHECK_ACCESS,
+}
+
+
+class QueuedWrite(NamedTuple):
+    """A statement that waits for its commit, and the Future for its rows."""
+
+    future: Future[Rows]
+    sql: str
+    values: Values
+
+
+class Connections(NamedTuple):
+    """The two connections to a database, the path of its WAL, and its files' ids."""
+
+    reader: sqlite3.Connection
+    writer: sqlite3.Connection
+    wal: str
+    file_ids: FileIds | None
 
 
 class Database:
     """An SQLite database with one connection for reads and one for writes.
 
-    Each connection has a lock. A thread that needs both locks takes the write lock
-    first. The locks are reentrant, because the garbage collector may call `close` in
-    any thread, even in one that has a lock of its own.
+    SQLite writes each commit to a second file, the write-ahead log (WAL). It copies the
+    commit into the database later, in a checkpoint (sqlite.org/wal.html).
 
     SQLite goes on using an open file after somebody has removed or replaced it, and
     what it writes then is lost. So the files at the path are compared with the open
     ones before every use. If they differ, the files at the path are opened.
 
-    The files are first opened by the first read or write, not by the constructor: a
-    server may fork in between.
+    The constructor closes what it opens, because a server may fork after it. The first
+    read or write opens the two connections.
+
+    Each connection has a lock. A thread that needs both locks takes the write lock
+    first. The locks are reentrant, because the garbage collector may call `close` in
+    any thread, even in one that already holds one of them.
     """
 
     def __init__(self, path: str) -> None:
@@ -159,7 +191,7 @@ class Database:
             raise StorageUnavailable(f"SQLite is {found}, but 3.38 or newer is needed")
         self._in_memory = path == ":memory:"
         self._path = path if self._in_memory else os.path.abspath(path)
-        self._process: int | None = None
+        self._pid: int | None = None
         self._connections: Connections | None = None
         self._is_closed = False
         self._write_lock = threading.RLock()
@@ -178,40 +210,31 @@ class Database:
         with self._read_lock, self._sqlite_errors():
             if connections := self._current_connections():
                 return connections.reader.execute(sql, values).fetchall()
-        # Without a timeout, many reads would wait for each other while another process
-        # uses the file.
-        if not self._write_lock.acquire(timeout=BUSY_TIMEOUT):
-            raise self._unavailable("it is being opened")
-        try:
-            with self._sqlite_errors():
-                connections = self._current_connections() or self._reopen()
-                with self._read_lock:
-                    return connections.reader.execute(sql, values).fetchall()
-        finally:
-            self._write_lock.release()
+        return self._read_after_opening(sql, values)
 
     def write(self, sql: str, values: Values) -> Rows:
         """Return the rows of a statement once its changes are on the disk.
 
-        A disk syncs a few hundred times a second, no matter how many threads wait. So
-        the statement is queued, and one thread commits everything that is queued in one
-        transaction (group commit). If one statement fails, all of them fail.
+        A sync of the disk takes milliseconds, no matter how many threads wait for it.
+        So the statement is queued, and one thread commits everything that is queued in
+        one transaction (group commit). If one statement fails, all of them fail.
         """
         self._require_same_process()
         future: Future[Rows] = Future()
         with self._queue_lock:
             self._queue.append(QueuedWrite(future, sql, values))
-            try:
-                self._executor.submit(self._commit_queue)
-            except RuntimeError as error:
-                # Python is ending, or no thread can start.
-                self._queue.pop()
-                raise self._unavailable(error) from error
+            if len(self._queue) == 1:
+                try:
+                    self._executor.submit(self._commit_queue)
+                except RuntimeError as error:
+                    # Python is shutting down, or no thread can start.
+                    self._queue.pop()
+                    raise self._unavailable(error) from error
         return future.result()
 
     def close(self) -> None:
-        """Wait for running statements, and close the files for good."""
-        if self._process not in (None, os.getpid()):
+        """Close the connections for good, after the statements in progress."""
+        if self._pid not in (None, os.getpid()):
             return
         self._executor.shutdown(wait=False)
         with self._write_lock:
@@ -224,29 +247,41 @@ class Database:
         """Raise StorageUnavailable if another process opened this database.
 
         SQLite does not support a connection that a fork has copied
-        (sqlite.org/howtocorrupt.html, section 2.6), and its locks may be held by
-        threads that do not exist in this process.
+        (sqlite.org/howtocorrupt.html, section 2.6), and the locks of this object may be
+        held by threads that do not exist in this process.
         """
-        if self._process is None:
-            self._process = os.getpid()
-        if self._process != os.getpid():
+        if self._pid is None:
+            self._pid = os.getpid()
+        if self._pid != os.getpid():
             raise self._unavailable(
                 "it was opened before this process was forked; start processes with "
                 "the method spawn or forkserver of multiprocessing instead"
             )
+
+    def _read_after_opening(self, sql: str, values: Values) -> Rows:
+        """Open the files at the path, and return the rows of a query."""
+        # Without a timeout, many reads would wait for each other while another process
+        # holds a lock.
+        if not self._write_lock.acquire(timeout=BUSY_TIMEOUT):
+            raise self._unavailable("a write has to end before it can be opened again")
+        try:
+            with self._sqlite_errors():
+                connections = self._current_connections() or self._reopen()
+                with self._read_lock:
+                    return connections.reader.execute(sql, values).fetchall()
+        finally:
+            self._write_lock.release()
 
     def _commit_queue(self) -> None:
         """Commit all queued writes in one transaction."""
         batch: list[QueuedWrite] = []
         try:
             with self._write_lock, self._sqlite_errors():
-                # An earlier run may have committed everything.
-                if not self._queue:
-                    return
                 writer = self._begin()
                 batch = self._take_queue()
                 results = self._execute(writer, batch)
         except Exception as error:
+            # If the transaction could not begin, everything that is queued fails.
             for write in batch or self._take_queue():
                 write.future.set_exception(error)
         else:
@@ -290,7 +325,8 @@ class Database:
         except Exception:
             writer.rollback()
             # If COMMIT could not sync, the WAL contains the whole transaction, and the
-            # next startup would store it. The next commit overwrites it.
+            # next startup would store it. So overwrite it with a commit that changes
+            # nothing.
             with suppress(sqlite3.Error):
                 writer.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
             raise
@@ -301,8 +337,8 @@ class Database:
         connections = self._connections
         if self._in_memory or not connections:
             return connections
-        files = find_files(self._path, connections.wal)
-        return connections if files and files == connections.files else None
+        ids = find_files(self._path, connections.wal)
+        return connections if ids and ids == connections.file_ids else None
 
     def _reopen(self) -> Connections:
         """Close the open files, and open those at the path. Needs the write lock."""
@@ -327,20 +363,18 @@ class Database:
     def _checkpoint(self) -> None:
         """Copy what is only in the WAL into the open database.
 
-        If its files are no longer at the path, SQLite does not do so when it closes
-        them, and the next program that opens the database may not find its WAL.
+        SQLite does so when it closes a database, but not if the files are no longer at
+        the path. Then the next program may open the database without its WAL.
         """
         if not self._connections:
             return
         checkpoint = self._connections.writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        is_incomplete, *_ = checkpoint.fetchone()
-        if is_incomplete:
-            raise self._unavailable(
-                "another program still reads the file that was here"
-            )
+        busy, _, _ = checkpoint.fetchone()
+        if busy:
+            raise self._unavailable("another program still reads the replaced file")
 
     def _close_connections(self) -> None:
-        """Close the open files after running reads. Needs the write lock."""
+        """Close the connections after the reads in progress. Needs the write lock."""
         with self._read_lock:
             connections, self._connections = self._connections, None
             if connections:
@@ -353,32 +387,35 @@ class Database:
         return Connections(connection, connection, "", None)
 
     def _open_file(self) -> Connections:
-        """Open the files at the path by two connections.
+        """Open two connections to the files at the path.
 
-        If somebody moves a file while they are opened, the connections may have
-        different files. So the files are compared before and after.
+        If somebody moves a file meanwhile, the connections may open different files. So
+        the files are compared before and after.
         """
         self._require_pet_store()
         # SQLite puts the WAL next to the file that a symbolic link leads to.
         wal = os.path.realpath(self._path) + "-wal"
-        with ExitStack() as opened:
-            # The first connection creates the WAL, and keeps it for the others.
-            with closing(self._connect("rw", BUSY_TIMEOUT)) as first:
-                self._set_wal_mode(first, BUSY_TIMEOUT)
-                first.execute(PROBE).fetchall()
-                before = find_files(self._path, wal)
-                reader, writer = (
-                    opened.enter_context(closing(self._connect("rw", BUSY_TIMEOUT)))
-                    for _ in range(2)
-                )
+        # The first read creates the WAL. The first connection keeps it for the others.
+        with closing(self._connect("rw", BUSY_TIMEOUT)) as first:
+            self._set_wal_mode(first, BUSY_TIMEOUT)
+            first.execute(PROBE).fetchall()
+            before = find_files(self._path, wal)
+            reader = self._connect("rw", BUSY_TIMEOUT)
+            writer = self._connect("rw", BUSY_TIMEOUT)
+            try:
                 reader.execute("PRAGMA query_only = ON")
+                # COMMIT returns after the WAL is on the disk.
                 writer.execute("PRAGMA synchronous = FULL")
-                for connection in (reader, writer):
-                    connection.execute(PROBE).fetchall()
+                # SQLite opens the files at the first read.
+                reader.execute(PROBE).fetchall()
+                writer.execute(PROBE).fetchall()
                 after = find_files(self._path, wal)
-            if not after or after != before:
-                raise self._unavailable("it was moved while it was opened")
-            opened.pop_all()
+                if not after or after != before:
+                    raise self._unavailable("it was moved while it was being opened")
+            except Exception:
+                reader.close()
+                writer.close()
+                raise
         return Connections(reader, writer, wal, after)
 
     def _connect(self, mode: str, timeout: float) -> sqlite3.Connection:
@@ -388,15 +425,31 @@ class Database:
             f"{uri}?mode={mode}",
             uri=True,
             timeout=timeout,
-            isolation_level=None,
+            isolation_level=None,  # This class begins and commits transactions.
             check_same_thread=False,
         )
+        # JSON is sent as it comes from SQLite.
         connection.text_factory = bytes
         return connection
 
     def _prepare_file(self) -> None:
         """Create the file if it is missing or empty, otherwise check it."""
+        if os.path.isdir(self._path):
+            raise self._unavailable("it is a folder; choose a file in it")
+        journal = os.path.realpath(self._path) + "-journal"
+        if get_size(self._path) and os.path.exists(journal):
+            # A process was killed during a transaction, such as the creation of the
+            # file. SQLite rolls it back, but only on a connection that may write.
+            with closing(self._connect("rw", STARTUP_TIMEOUT)) as connection:
+                connection.execute("PRAGMA user_version").fetchall()
         if not get_size(self._path):
+            wal = os.path.realpath(self._path) + "-wal"
+            if get_size(wal):
+                # SQLite would delete the WAL, and the pets in it.
+                raise self._unavailable(
+                    f"it is missing or empty, but {wal} contains changes; put the "
+                    "database back, or delete that file"
+                )
             # Several processes may do this at once: the first one creates the schema.
             with closing(self._connect("rwc", STARTUP_TIMEOUT)) as connection:
                 was_created = create_schema(connection)
@@ -417,20 +470,11 @@ class Database:
 
         A file of another program is left as it is, its WAL included.
         """
-        # SQLite opens an immutable file without its WAL and creates nothing next to it.
-        # The version of a pet store is in the file itself, never only in its WAL.
+        # SQLite opens an immutable file without its WAL, and creates no other files.
         with closing(self._connect("ro&immutable=1", 0)) as connection:
-            [(version,)] = connection.execute("PRAGMA user_version").fetchall()
-        if version != SCHEMA_VERSION:
-            raise self._not_a_pet_store(
-                f"its user_version is {version}, not {SCHEMA_VERSION}"
-            )
-        if os.path.exists(os.path.realpath(self._path) + "-journal"):
-            # A process was killed while it created the file. SQLite rolls back what it
-            # left, but only on a connection that may write.
-            with closing(self._connect("rw", timeout)) as connection:
-                connection.execute("PRAGMA user_version").fetchall()
+            self._require_version(connection)
         with closing(self._connect("ro", timeout)) as connection:
+            self._require_version(connection)
             try:
                 connection.execute(PROBE).fetchall()
             except sqlite3.OperationalError as error:
@@ -438,10 +482,18 @@ class Database:
                     raise
                 raise self._not_a_pet_store(error) from error
 
+    def _require_version(self, connection: sqlite3.Connection) -> None:
+        [(version,)] = connection.execute("PRAGMA user_version").fetchall()
+        if version != SCHEMA_VERSION:
+            reason = f"its user_version is {version}, not {SCHEMA_VERSION}"
+            raise self._not_a_pet_store(reason)
+
     def _set_wal_mode(self, connection: sqlite3.Connection, timeout: float) -> None:
-        """Set WAL mode, and wait for other programs, as SQLite does not do here."""
+        """Set WAL mode, and wait for other programs: SQLite does not wait here."""
         if not os.access(self._path, os.W_OK):
-            raise self._unavailable("this user may not write to it")
+            raise self._unavailable(
+                "this user may not write to it; change its owner or its mode"
+            )
         deadline = monotonic() + timeout
         while True:
             try:
@@ -458,21 +510,19 @@ class Database:
 
     @contextmanager
     def _sqlite_errors(self) -> Iterator[None]:
-        """Raise StorageUnavailable for every error of SQLite except bugs of ours."""
+        """Raise StorageUnavailable for errors of SQLite, except bugs of this code."""
         try:
             yield
         except sqlite3.Error as error:
             code = result_code(error)
+            # Python's own errors have no code, and are bugs as well.
             if not code or code in BUGS:
                 raise
             if code in DAMAGED and self._connections and not self._in_memory:
                 # The next use opens the files again.
-                self._connections = self._connections._replace(files=None)
-            reason = str(error)
-            if code in NO_ACCESS:
-                reason += "; it must be a file in an existing folder, and this user "
-                reason += "must be allowed to write to both"
-            raise self._unavailable(reason) from error
+                self._connections = self._connections._replace(file_ids=None)
+            hint = f"; {HINTS[code]}" if code in HINTS else ""
+            raise self._unavailable(f"{error}{hint}") from error
         except MemoryError as error:
             raise self._unavailable("out of memory") from error
 
@@ -485,23 +535,6 @@ class Database:
         return StorageUnavailable(f"{self._path}: {reason}")
 
 
-class QueuedWrite(NamedTuple):
-    """A statement that waits for its commit, and the Future for its rows."""
-
-    future: Future[Rows]
-    sql: str
-    values: Values
-
-
-class Connections(NamedTuple):
-    """The two connections to a database, the path of its WAL, and its files."""
-
-    reader: sqlite3.Connection
-    writer: sqlite3.Connection
-    wal: str
-    files: Files | None
-
-
 def get_size(path: str) -> int | None:
     """Return the size of a file in bytes, or None if it is missing."""
     try:
@@ -510,8 +543,8 @@ def get_size(path: str) -> int | None:
         return None
 
 
-def find_files(path: str, wal_path: str) -> Files | None:
-    """Return the files of a database, or None if one is missing or it is empty."""
+def find_files(path: str, wal_path: str) -> FileIds | None:
+    """Return the ids of a database's files, or None if it is missing or empty."""
     try:
         database, wal = os.stat(path), os.stat(wal_path)
     except OSError:
@@ -541,5 +574,5 @@ def result_code(error: sqlite3.Error) -> int:
 
 
 def is_busy(error: sqlite3.Error) -> bool:
-    """Return whether another process held the file."""
+    """Return whether another connection held a lock."""
     return result_code(error) == sqlite3.SQLITE_BUSY

@@ -159,7 +159,7 @@ def test_the_old_file_stays_open_while_another_program_reads_it(
         old.hardlink_to(database)
         other.replace(database)
         assert_unavailable(file_client.get("/v1/pets"), post_pet(file_client))
-    assert "another program still reads the file that was here" in caplog.messages[-1]
+    assert "another program still reads the replaced file" in caplog.messages[-1]
     assert all_pets(file_client) == [TOM]
     assert pets_after_kill_9(old) == old_pets
 

@@ -121,8 +121,8 @@ def damage_last_page(path: Path) -> None:
 PETS = "CREATE TABLE pets (id INTEGER PRIMARY KEY, breed TEXT)"
 VERSION_1, VERSION_2 = "PRAGMA user_version = 1", "PRAGMA user_version = 2"
 CANNOT_OPEN = (
-    "unable to open database file; it must be a file in an existing folder, and this "
-    r"user must be allowed to write to both\."
+    "unable to open database file; the folder must exist, and this user must be "
+    r"allowed to write to both\."
 )
 NOT_A_STORE = r"it is not a pet store of this version \({}\); choose another file\."
 OTHER_VERSION = NOT_A_STORE.format("its user_version is {}, not 1")
@@ -131,8 +131,11 @@ OTHER_VERSION = NOT_A_STORE.format("its user_version is {}, not 1")
 @pytest.mark.parametrize(
     ("create", "reason"),
     [
-        (lambda path: path.write_text("Dear diary" * 999), r"file is not a database\."),
-        (Path.mkdir, r".+\."),
+        (
+            lambda path: path.write_text("Dear diary" * 999),
+            r"file is not a database; restore a backup, or choose another file\.",
+        ),
+        (Path.mkdir, r"it is a folder; choose a file in it\."),
         (lambda path: path.parent.rmdir(), CANNOT_OPEN),
         (lambda path: execute(path, VERSION_2), OTHER_VERSION.format(2)),
         (lambda path: execute(path, PETS), OTHER_VERSION.format(0)),
@@ -180,7 +183,23 @@ def test_a_file_that_this_user_may_not_write_to_is_refused(
     # The user root may write to every file.
     monkeypatch.setattr("os.access", lambda path, mode: mode != os.W_OK)
     line = get_refusal(API_KEYS=KEY, DATABASE=database)
-    assert line == f"PETSTORE_DATABASE: {database}: this user may not write to it."
+    reason = "this user may not write to it; change its owner or its mode"
+    assert line == f"PETSTORE_DATABASE: {database}: {reason}."
+
+
+@pytest.mark.parametrize("is_empty", [True, False])
+def test_a_wal_without_its_database_is_refused_and_kept(
+    file_client: FlaskClient, database: Path, is_empty: bool
+) -> None:
+    pet = add_pet(file_client)
+    copy = copy_after_kill_9(database)
+    moved = copy.rename(copy.with_suffix(".moved"))
+    if is_empty:
+        copy.touch()
+    line = get_refusal(API_KEYS=KEY, DATABASE=copy)
+    assert f"{wal_of(copy)} contains changes; put the database back" in line
+    moved.rename(copy)
+    assert all_pets(create_client(copy)) == [pet]
 
 
 def test_a_file_system_that_does_not_support_wal_is_refused(
@@ -269,7 +288,8 @@ def test_startup_waits_for_programs_that_use_a_backup_but_not_forever(
         with monkeypatch.context() as patch:
             patch.setattr(storage, "STARTUP_TIMEOUT", 0.1)
             line = get_refusal(API_KEYS=KEY, DATABASE=database)
-        assert line == f"PETSTORE_DATABASE: {database}: database is locked."
+        reason = "database is locked; another program uses it"
+        assert line == f"PETSTORE_DATABASE: {database}: {reason}."
         with ThreadPoolExecutor(1) as threads:
             startup = threads.submit(create_client, database)
             assert not wait([startup], 0.3).done
