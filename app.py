@@ -37,7 +37,7 @@ GET_PET_HEADERS = (
     ("Sunset", "Thu, 05 Dec 2030 00:00:00 GMT"),
 )
 
-# The answer to OPTIONS, a preflight request that browsers send without the key
+# Headers of the response to a preflight request, which browsers send without the key
 # (https://developer.mozilla.org/docs/Web/HTTP/Guides/CORS).
 PREFLIGHT_HEADERS = (
     ("Access-Control-Allow-Headers", "Authorization, Content-Type"),
@@ -48,7 +48,7 @@ api = Blueprint("api", __name__)
 
 
 class StartError(ClickException):
-    """The service cannot start. The text is one line that says why and what to do.
+    """The service cannot start. The message is one line that says why.
 
     Flask's command line shows a ClickException without a traceback. Exit status 3 stops
     gunicorn; after most others it would start the worker again and again.
@@ -78,7 +78,8 @@ def create_app(config: Mapping[str, Any] | None = None, store: Any = None) -> Fl
     app.extensions["pet_store"] = open_store(app) if store is None else store
     app.register_blueprint(api)
     app.register_error_handler(NotFound, not_found)
-    # Any other HTTP error. For a bug, Flask logs the traceback and passes on a 500.
+    # Any other HTTP error. For a bug, Flask logs the traceback, and passes an
+    # HTTPException with status 500 to this handler.
     app.register_error_handler(HTTPException, errors.error_response)
     app.register_error_handler(StorageUnavailable, errors.storage_unavailable)
     return app
@@ -109,7 +110,10 @@ def default_database(app: Flask) -> Path:
 
 @api.before_app_request
 def check_key() -> None:
-    """Require a valid key for every path under /v1, existing or not."""
+    """Require a valid key under /v1, except for OPTIONS and the OpenAPI document.
+
+    A path that does not exist needs a key as well.
+    """
     path = request.path
     needs_key = path.startswith("/v1/") and path != DOCUMENT_PATH
     if needs_key and request.method != "OPTIONS":
@@ -118,7 +122,7 @@ def check_key() -> None:
 
 @api.after_app_request
 def add_headers(response: Response) -> Response:
-    """Add the headers of every response, and those of a preflight to OPTIONS."""
+    """Add the headers of every response, and the preflight headers to OPTIONS."""
     response.headers.extend(errors.RESPONSE_HEADERS)
     # Flask answers OPTIONS, with the methods of the path in Allow.
     if request.method == "OPTIONS" and "Allow" in response.headers:
@@ -170,7 +174,7 @@ def get_pet(pet_id: str) -> Response:
     if time.time() >= GET_PET_REMOVED_AT:
         message = (
             f"Use GET {pets} with a status filter instead. "
-            f"GET {pets}?after=6&limit=1 returns pet 7."
+            f"GET {pets}?after=6&limit=1 returns pet 7 if it exists."
         )
         raise ServiceError("gone", message, 410, headers)
     number = schemas.parse_pet_id(pet_id)
@@ -194,10 +198,10 @@ def get_health() -> Response:
     return json_response(b'{"status":"ok"}')
 
 
-# By default, Flask redirects /store to /store/ on the host that the client names.
+# By default, Flask redirects /store to /store/, with the host from the request.
 @api.get("/", strict_slashes=False)
 def get_page() -> Response:
-    """Return the page for people."""
+    """Return the HTML page."""
     # The browser runs only what carries this nonce, and connects only to this service:
     # https://developer.mozilla.org/docs/Web/HTTP/Guides/CSP
     nonce = secrets.token_urlsafe(16)
@@ -235,8 +239,8 @@ def json_response(
 def external_path(path: str) -> str:
     """Return a path of this service as a client has to send it.
 
-    The service may be mounted below a prefix such as /store, which url_for would not
-    quote. The characters that stay are those of RFC 3986, section 3.3.
+    The service may be mounted below a prefix such as /é, which url_for would not quote.
+    RFC 3986, section 3.3, lists the characters that need no quoting.
     """
     return quote(request.root_path, safe="/!$&'()*+,;=:@") + path
 

@@ -8,14 +8,15 @@ from flask import request
 
 from errors import ServiceError
 
-# Every 401 carries this WWW-Authenticate header (RFC 6750, section 3).
+# The challenge in the WWW-Authenticate header of every 401 (RFC 6750, section 3).
 CHALLENGE = 'Bearer realm="petstore"'
 
 
 def key_digests(setting: object) -> list[bytes]:
     """Return the SHA-256 digests of the keys in a comma-separated list.
 
-    Raise ValueError if there is no key, or if a client could not send one of them.
+    Raise ValueError if there is no key, or if a key has a character that is not
+    printable.
     """
     if not isinstance(setting, str):
         raise ValueError("it must be a string of keys, separated by commas")
@@ -23,10 +24,10 @@ def key_digests(setting: object) -> list[bytes]:
     if not keys:
         raise ValueError("it has no key; set it to one or more, separated by commas")
     for number, key in enumerate(keys, 1):
-        # A header cannot contain a line break (RFC 9110, section 5.5), and nobody types
-        # the byte order mark that some editors add.
+        # A header cannot contain a line break (RFC 9110, section 5.5). A byte order
+        # mark comes from an editor, and is not meant as part of the key.
         if not key.isprintable():
-            reason = "has a character that no client can send; separate keys by commas"
+            reason = "has a character that is not printable; separate keys by commas"
             raise ValueError(f"key {number} {reason}")
     return [sha256(key.encode()).digest() for key in keys]
 
@@ -40,7 +41,8 @@ def require_key(digests: Sequence[bytes]) -> None:
         message = "Send an API key in the header 'Authorization: Bearer <API_KEY>'."
         headers = [("WWW-Authenticate", CHALLENGE)]
         raise ServiceError("missing_api_key", message, 401, headers)
-    # WSGI decodes headers as Latin-1 (PEP 3333): the key "é" arrives as "Ã©".
+    # WSGI decodes headers as Latin-1 (PEP 3333): the key "é" arrives as "Ã©". Encoding
+    # it again returns the bytes that the client sent.
     digest = sha256(key.encode("latin-1")).digest()
     if not any(compare_digest(digest, valid) for valid in digests):
         message = "The API key is not valid. Send one of the keys of this service."

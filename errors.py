@@ -1,4 +1,4 @@
-"""The Error body: the one place where code, message and status are put together."""
+"""The Error body, and the responses that contain it."""
 
 import json
 from collections.abc import Iterable
@@ -12,8 +12,8 @@ from werkzeug.exceptions import HTTPException
 RESPONSE_HEADERS = (
     ("Cache-Control", "no-store"),
     ("X-Content-Type-Options", "nosniff"),
-    # A page of any origin may call the service: browsers do not send the key by
-    # themselves (https://developer.mozilla.org/docs/Web/HTTP/Guides/CORS).
+    # A page of any origin may call the service: unlike a cookie, the key is not sent
+    # by the browser itself (https://developer.mozilla.org/docs/Web/HTTP/Guides/CORS).
     ("Access-Control-Allow-Origin", "*"),
     (
         "Access-Control-Expose-Headers",

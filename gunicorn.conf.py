@@ -27,10 +27,12 @@ from gunicorn.http.errors import (
 from gunicorn.workers.gthread import TConn, ThreadWorker
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
 
-# One process, even if WEB_CONCURRENCY is set: a file has one group commit (storage.py).
+# One process, even if WEB_CONCURRENCY is set: only the writes of one process can share
+# a commit (storage.py).
 workers = 1
 threads = 16
-# Together with MAX_CLOSING, fewer than the 256 files that macOS lets a process open.
+# This and MAX_CLOSING stay below 256, the number of files that macOS lets a process
+# open.
 worker_connections = 100
 
 # Address, time, request, status, bytes of the body, seconds. gunicorn escapes each of
@@ -44,12 +46,18 @@ control_socket_disable = True
 # A client cannot set SCRIPT_NAME by a header.
 forwarder_headers = ""
 
-# Seconds after which a request is no longer read. The time in which it waits for a
-# thread counts: otherwise, half-sent requests would wait for each other.
+# gunicorn ends if a worker ends with status 3. If two of them do, it fails with a
+# traceback. So only the worker that reads the byte in this pipe ends with 3.
+startup_error, _writer = os.pipe()
+os.write(_writer, b".")
+os.close(_writer)
+
+# Seconds until the service stops reading a request, including the time that it waits
+# for a thread. Otherwise, the delays of half-sent requests would add up.
 READ_TIMEOUT = 10.0
-# Seconds after which the connection of a request is closed, once a thread has taken it.
+# Seconds that a thread may take for a request until its connection is closed.
 CLOSE_TIMEOUT = 60.0
-# The most connections that are closed at once by threads.
+# The maximum number of connections that threads close at the same time.
 MAX_CLOSING = 50
 
 # The status for what gunicorn refuses, if it is not 400.
@@ -62,10 +70,10 @@ REFUSAL_STATUSES = {
 
 
 class Worker(ThreadWorker):
-    """A worker with threads that stalled clients cannot stop.
+    """A threaded worker that stalled clients cannot block.
 
-    gunicorn calls `handle` and `handle_error` in a thread for each request, and all
-    other methods in the main thread.
+    gunicorn calls `handle` and `handle_error` in the threads of its pool, and all other
+    methods in the main thread.
     """
 
     def init_process(self) -> None:
@@ -85,6 +93,9 @@ class Worker(ThreadWorker):
         try:
             super().load_wsgi()
         except ClickException as error:
+            if not os.read(startup_error, 1):
+                # Another worker has shown the error.
+                raise SystemExit(0) from None
             error.show()
             raise SystemExit(error.exit_code) from None
         # gunicorn itself answers 500 to a path outside SCRIPT_NAME.
@@ -109,7 +120,7 @@ class Worker(ThreadWorker):
         return super().handle(conn)
 
     def murder_pending(self) -> None:
-        """Stop requests that take too long. gunicorn calls this once a second."""
+        """Stop requests that take too long. It is called at least once a second."""
         super().murder_pending()
         now = monotonic()
         for conn, queued_at in self.queued_at.items():
@@ -127,6 +138,7 @@ class Worker(ThreadWorker):
         """
         self.queued_at.pop(conn, None)
         self.started_at.pop(conn, None)
+        # The result is true if the connection stays open.
         if future.cancelled() or future.exception() or future.result():
             super().finish_request(conn, future)
             return

@@ -95,11 +95,11 @@ def parse_list_query(query_string: str) -> Mapping[str, Any]:
 def parse_body(schema: Schema) -> dict[str, Any]:
     """Return what a schema loads from the JSON object in the request's body.
 
-    Raise ServiceError if the request has no body, another media type, or too large a
-    body, if the body is not valid JSON, or if it does not match the schema.
+    Raise ServiceError if the body is missing, too large, of another media type, not
+    valid JSON, or if it does not match the schema.
 
-    request.get_json would accept a repeated member, round large numbers, and accept a
-    body that is cut short.
+    request.get_json accepts repeated members and incomplete bodies, and rounds large
+    numbers.
     """
     check_headers()
     members = parse_json(read_body())
@@ -157,11 +157,10 @@ def read_body() -> bytes:
     stream: Any = request.stream
     if isinstance(stream, io.RawIOBase):
         # The stream of `flask run` may return less than it is asked for. Its read
-        # method ends Python (SIGSEGV) if the last chunk is cut short.
+        # method crashes Python (SIGSEGV) if the last chunk is cut short.
         stream = io.BufferedReader(stream)
     try:
-        # One byte more than allowed shows that the body is too large. Flask's
-        # MAX_CONTENT_LENGTH would cut off a chunked body there.
+        # One byte more than allowed shows that a chunked body is too large.
         body: bytes = stream.read(MAX_BODY_BYTES + 1)
     except Exception as error:
         # Each server raises exceptions of its own for an incomplete body.

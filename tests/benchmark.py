@@ -1,4 +1,4 @@
-"""Measure the service, next to the same service with a plain store.
+"""Compare the service with one that uses a plain store.
 
 Run it with: python -m tests.benchmark
 
@@ -41,7 +41,7 @@ REQUESTS = {
 class PlainStore:
     """A store as a tutorial would write it: a connection for each thread, in WAL mode.
 
-    It uses the statements of storage.py, and commits every pet by itself.
+    It uses the statements of storage.py, and commits every pet separately.
     """
 
     def __init__(self, path: str) -> None:
@@ -79,7 +79,7 @@ class PlainStore:
         return rows[0][0] if rows else None
 
     def check(self) -> None:
-        """Raise if the database does not answer."""
+        """Raise if the database does not respond."""
         self.connection().execute(storage.PROBE).fetchall()
 
 
@@ -130,7 +130,7 @@ def send_requests(service: Service, request: bytes, end: float) -> list[float]:
 def measure(
     service: Service, request: bytes, connections: int
 ) -> tuple[float, list[float]]:
-    """Return requests per second on some connections, and the time of each."""
+    """Return requests per second on this many connections, and the seconds of each."""
     start = time.perf_counter()
     with ThreadPoolExecutor(connections) as threads:
         runs = [

@@ -57,7 +57,7 @@ def file_client(database: Path) -> FlaskClient:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """Return a folder with a copy of all the code, which a test may change."""
+    """Return a folder with a copy of the Python files, which a test may change."""
     for file in ROOT.glob("*.py"):
         shutil.copy(file, tmp_path)
     return tmp_path

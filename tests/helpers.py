@@ -168,7 +168,7 @@ def intercept_statements(
     before: Callable[[str], object] = lambda _: None,
     after: Callable[[str], object] = lambda _: None,
 ) -> Iterator[None]:
-    """Call functions before and after each statement of SQL.
+    """Call functions before and after each SQL statement.
 
     They are called for the connections that are opened during a `with` block.
     """

@@ -115,7 +115,7 @@ class Service:
         assert send(self.port, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
 
     def log(self) -> str:
-        """Return what this process has logged."""
+        """Return what the service has logged."""
         return self.log_file.read_text()
 
     def wait_for_log(self, pattern: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The table of requests and their responses, for tests of several modules."""
+"""The table of requests and their responses, shared by several test modules."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path

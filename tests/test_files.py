@@ -233,7 +233,7 @@ def test_no_pet_is_lost_if_the_wal_is_removed_at_any_step(
     assert pets_after_kill_9(database) == pets
 
 
-def test_reads_do_not_wait_for_a_write_if_the_files_have_to_be_opened(
+def test_reads_fail_early_during_a_write_if_the_files_have_to_be_opened(
     database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storage, "BUSY_TIMEOUT", 0.2)

@@ -176,7 +176,7 @@ def test_half_sent_requests_do_not_stop_the_service(
         for connection in stalled:
             connection.sendall(data)
         assert service.request("GET", "/healthz").status == 200
-        # The first half of them was being read, the others waited for a thread.
+        # 16 of them were being read, and 16 waited for a thread.
         response = read_all(stalled[0])
         if data == HALF_BODY:
             assert_one_error(response, 400, "malformed_body")
@@ -220,7 +220,7 @@ def create_app():
 """
 
 
-def test_the_worker_lives_if_no_thread_can_start(
+def test_the_worker_survives_if_no_thread_can_start(
     checkout: Path, database: Path
 ) -> None:
     (checkout / "breakable.py").write_text(BREAKABLE)

@@ -50,9 +50,9 @@ OPERATIONS = {
 RESPONSES = [
     (name, status) for name in OPERATIONS for status in OPERATIONS[name]["responses"]
 ]
-# The description of the document names the first of them; the others follow from HTTP.
-HEADERS_OF_EVERY_ANSWER = {name for name, _ in RESPONSE_HEADERS}
-HEADERS_OF_EVERY_ANSWER |= {"Content-Type", "Content-Length"}
+# The description of the document lists RESPONSE_HEADERS.
+HEADERS_OF_EVERY_RESPONSE = {name for name, _ in RESPONSE_HEADERS}
+HEADERS_OF_EVERY_RESPONSE |= {"Content-Type", "Content-Length"}
 
 
 # Answers.
@@ -114,18 +114,18 @@ def fits(value: Any, schema: dict[str, Any]) -> bool:
     return has_all and all(fits(value[name], members[name]) for name in members)
 
 
-Answers = Callable[[str, str], list[TestResponse]]
+Responses = Callable[[str, str], list[TestResponse]]
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
-    """A function that returns the answers of an operation that have one status."""
+def responses(tmp_path_factory: pytest.TempPathFactory) -> Responses:
+    """Return a function that sends the requests of an operation with one status."""
 
     @cache
     def send(name: str, status: str) -> list[TestResponse]:
         rows = [row for row in requests_of(name) if str(row.status) == status]
         assert rows, (
-            f"tests/request_table.py has no request that {name} answers by {status}"
+            f"tests/request_table.py has no request for {name} with status {status}"
         )
         client = create_client(tmp_path_factory.mktemp(name) / "pets.db")
         with pytest.MonkeyPatch.context() as monkeypatch:
@@ -145,15 +145,17 @@ def test_every_status_of_an_operation_is_documented_and_tested(name: str) -> Non
 
 
 @pytest.mark.parametrize(("name", "status"), RESPONSES)
-def test_the_body_of_an_answer_is_documented(
-    answers: Answers, name: str, status: str
+def test_the_body_of_a_response_is_documented(
+    responses: Responses, name: str, status: str
 ) -> None:
     documented = OPERATIONS[name]["responses"][status]
     if "content" not in documented:
-        assert [answer.data for answer in answers(name, status) if answer.data] == []
+        assert [
+            response.data for response in responses(name, status) if response.data
+        ] == []
         return
     schema, _ = content_of(documented)
-    bodies = [answer.get_json() for answer in answers(name, status)]
+    bodies = [response.get_json() for response in responses(name, status)]
     if int(status) < 400:
         assert [body for body in bodies if not fits(body, schema)] == []
         return
@@ -164,21 +166,21 @@ def test_the_body_of_an_answer_is_documented(
 
 
 @pytest.mark.parametrize(("name", "status"), RESPONSES)
-def test_the_examples_of_an_answer_are_real(
-    answers: Answers, name: str, status: str
+def test_the_examples_of_a_response_are_real(
+    responses: Responses, name: str, status: str
 ) -> None:
     documented = OPERATIONS[name]["responses"][status]
     if "content" not in documented:
         return
     _, examples = content_of(documented)
     # Operations that share a response share its examples, but their messages may
-    # differ. So one of these operations has to answer exactly the examples.
+    # differ. So one of these operations has to return exactly the examples.
     users = [
         o for o in OPERATIONS if OPERATIONS[o]["responses"].get(status) == documented
     ]
     real = []
     for user in users:
-        bodies = [answer.get_json() for answer in answers(user, status)]
+        bodies = [response.get_json() for response in responses(user, status)]
         # An empty page shows nothing, and the document is not an example of itself.
         real.append(
             sort_unique([body for body in bodies if body not in ([], DOCUMENT)])
@@ -187,13 +189,13 @@ def test_the_examples_of_an_answer_are_real(
 
 
 @pytest.mark.parametrize(("name", "status"), RESPONSES)
-def test_the_headers_of_an_answer_are_documented(
-    answers: Answers, name: str, status: str
+def test_the_headers_of_a_response_are_documented(
+    responses: Responses, name: str, status: str
 ) -> None:
     documented = OPERATIONS[name]["responses"][status].get("headers", {})
-    all_headers = [answer.headers for answer in answers(name, status)]
+    all_headers = [response.headers for response in responses(name, status)]
     sent = {field for headers in all_headers for field, _ in headers}
-    assert sent - HEADERS_OF_EVERY_ANSWER == documented.keys()
+    assert sent - HEADERS_OF_EVERY_RESPONSE == documented.keys()
     for field, header in documented.items():
         values = [headers[field] for headers in all_headers if field in headers]
         assert header.get("required", False) == (len(values) == len(all_headers))
@@ -383,7 +385,7 @@ def test_an_operation_needs_a_key_if_401_is_documented() -> None:
     assert schemes == {"apiKey": {"type": "http", "scheme": "bearer"}}
 
 
-def test_an_operation_is_deprecated_if_its_answers_say_so() -> None:
+def test_an_operation_is_deprecated_if_its_responses_say_so() -> None:
     for operation in OPERATIONS.values():
         announced = "Deprecation" in str(operation["responses"])
         assert operation.get("deprecated", False) == announced

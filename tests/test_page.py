@@ -27,7 +27,7 @@ def test_browser_runs_only_what_carries_the_nonce(anonymous: FlaskClient) -> Non
     ]
 
 
-def test_every_answer_has_its_own_nonce(anonymous: FlaskClient) -> None:
+def test_every_response_has_its_own_nonce(anonymous: FlaskClient) -> None:
     assert anonymous.get("/").text != anonymous.get("/").text
 
 

@@ -79,7 +79,7 @@ class Load:
                         self.condition.notify()
 
     def wait_for_creates(self) -> None:
-        """Wait until pets are acknowledged that were sent after this call."""
+        """Wait for the 201 of pets that were sent after this call."""
         with self.condition:
             # Each of the eight clients has at most one request under way.
             count = len(self.acknowledged) + 16
@@ -88,7 +88,7 @@ class Load:
             )
 
     def assert_stored(self, pets: list[dict[str, Any]]) -> None:
-        """Check: acknowledged pets are stored, none twice, and each one was sent."""
+        """Check that every acknowledged pet is stored, none twice, and each was sent."""
         stored = {pet["name"]: pet["id"] for pet in pets}
         assert len(stored) == len(pets)
         assert self.acknowledged.items() <= stored.items()

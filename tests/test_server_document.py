@@ -365,12 +365,16 @@ def test_a_bad_backup_is_refused_before_the_service_is_stopped(
 @pytest.mark.parametrize(
     ("file", "constant", "sentence"),
     [
-        ("storage.py", "WRITE_TIMEOUT", "Creates wait up to {} seconds"),
-        ("storage.py", "MAX_WAITING_WRITES", "while at most {} are queued"),
-        ("storage.py", "BUSY_TIMEOUT", "and {} second if more are queued"),
+        ("storage.py", "WRITE_TIMEOUT", "Writes wait up to {} seconds"),
+        ("storage.py", "MAX_WAITING_WRITES", "if at most {} are queued"),
+        ("storage.py", "BUSY_TIMEOUT", "and up to {} second if more are queued"),
         ("storage.py", "SCHEMA_VERSION", "not a pet store of version {},"),
         ("storage.py", "SCHEMA_VERSION", '"PRAGMA user_version")" = {} &&'),
         ("gunicorn.conf.py", "threads", "all {} threads"),
+        ("gunicorn.conf.py", "READ_TIMEOUT", "{} seconds after a request has begun"),
+        ("gunicorn.conf.py", "READ_TIMEOUT", "up to {} seconds for half a request"),
+        ("gunicorn.conf.py", "CLOSE_TIMEOUT", "After {} seconds, the service closes"),
+        ("gunicorn.conf.py", "CLOSE_TIMEOUT", "up to {} for a response that"),
     ],
 )
 def test_figures_are_those_of_the_code(file: str, constant: str, sentence: str) -> None:

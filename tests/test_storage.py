@@ -35,7 +35,7 @@ from tests.helpers import (
 )
 from tests.process import TIMEOUT, run
 
-# Seconds in which no thread may end that has to wait.
+# Seconds after which a thread that has not ended counts as waiting.
 MOMENT = 0.3
 
 
@@ -232,7 +232,7 @@ def test_a_write_fails_after_its_timeout_and_is_not_stored_later(
 # Memory.
 
 
-def test_memory_is_one_store_per_application_and_not_a_file(
+def test_each_application_in_memory_has_its_own_store_and_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -271,7 +271,7 @@ def test_a_read_shows_no_pet_before_its_commit(
         assert has_begun.wait(TIMEOUT)
         read = threads.submit(all_pets, client)
         if is_in_memory:
-            # Reads and writes share a connection, so that the read has to wait.
+            # Reads and writes share a connection, so the read has to wait.
             assert not wait([read], MOMENT).done
             may_go_on.set()
             assert read.result() == pets_of([create])
@@ -322,7 +322,7 @@ def test_a_fork_after_the_first_use_is_refused_and_the_parent_goes_on(
         assert_unavailable(post_pet(client), client.get("/v1/pets"))
         for message in caplog.messages[-2:]:
             assert "the method spawn or forkserver of multiprocessing" in message
-        # A new store works, and so does a program that ends.
+        # A new store works, and the old one can be garbage-collected.
         add_pet(create_client(database.with_name("child.db")))
         gc.collect()
 
@@ -331,7 +331,7 @@ def test_a_fork_after_the_first_use_is_refused_and_the_parent_goes_on(
     assert all_pets(client) == pets
 
 
-# Forks while its threads create pets, and shows how each child ends.
+# A program that forks while its threads create pets, and prints how each child ends.
 FORKS_UNDER_LOAD = """
 import os, signal, sys, threading
 from tests.conftest import create_client
@@ -405,7 +405,7 @@ def test_two_stores_may_use_one_file(file_client: FlaskClient, database: Path) -
     assert all_pets(other) == all_pets(file_client) == pets
 
 
-# Shows which pets were stored and which were refused, and ends while others are sent.
+# A program that ends while its threads create pets, and prints each status.
 ENDS_UNDER_LOAD = """
 import os, sys, threading
 from tests.conftest import create_client
