@@ -88,7 +88,7 @@ class Load:
             )
 
     def assert_stored(self, pets: list[dict[str, Any]]) -> None:
-        """Check that every acknowledged pet is stored, none twice, and each was sent."""
+        """Check that acknowledged pets are stored, none twice, and each was sent."""
         stored = {pet["name"]: pet["id"] for pet in pets}
         assert len(stored) == len(pets)
         assert self.acknowledged.items() <= stored.items()
