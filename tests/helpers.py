@@ -180,6 +180,11 @@ def intercept_statements(
             after(sql)
             return cursor
 
+        def rollback(self) -> None:
+            before("ROLLBACK")
+            super().rollback()
+            after("ROLLBACK")
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Connection))
         yield

@@ -48,7 +48,7 @@ TOM = {"id": 7, "name": "Tom", "categoryId": 1, "status": "sold"}
 
 
 # Each statement of opening the files and adding a pet has a step before and after it.
-STEPS = range(2 * 11)
+STEPS = range(2 * 13)
 
 
 def add_pets_with_fault(

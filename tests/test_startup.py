@@ -29,7 +29,7 @@ from tests.helpers import (
     used_by_another_program,
     wal_of,
 )
-from tests.process import AUTHORIZED, COMMAND, KEY, LOOPBACK, ROOT, run
+from tests.process import AUTHORIZED, COMMAND, KEY, LOOPBACK, ROOT, TIMEOUT, run
 
 
 def get_refusal(**settings: object) -> str:
@@ -123,6 +123,7 @@ def damage_last_page(path: Path) -> None:
 
 PETS = "CREATE TABLE pets (id INTEGER PRIMARY KEY, breed TEXT)"
 VERSION_1, VERSION_2 = "PRAGMA user_version = 1", "PRAGMA user_version = 2"
+NOT_A_DATABASE = r"file is not a database; restore a backup, or choose another file\."
 CANNOT_OPEN = (
     "unable to open database file; the folder must exist, and this user must be "
     r"allowed to write to both\."
@@ -134,10 +135,7 @@ OTHER_VERSION = NOT_A_STORE.format("its user_version is {}, not 1")
 @pytest.mark.parametrize(
     ("create", "reason"),
     [
-        (
-            lambda path: path.write_text("Dear diary" * 999),
-            r"file is not a database; restore a backup, or choose another file\.",
-        ),
+        (lambda path: path.write_text("Dear diary" * 999), NOT_A_DATABASE),
         (Path.mkdir, r"it is a folder; choose a file in it\."),
         (lambda path: path.parent.rmdir(), CANNOT_OPEN),
         (lambda path: execute(path, VERSION_2), OTHER_VERSION.format(2)),
@@ -268,36 +266,68 @@ def test_a_store_with_a_transaction_that_a_kill_interrupted_is_opened(
     assert all_pets(create_client(killed)) == pets
 
 
-READ = ["BEGIN", "SELECT * FROM pets"]
+def test_a_file_whose_creation_was_killed_is_created_again(
+    tmp_path: Path, database: Path
+) -> None:
+    source = tmp_path / "source.db"
+    # SQLite writes the whole journal before the COMMIT if it does not sync.
+    create = ["PRAGMA synchronous = OFF", "BEGIN", storage.CREATE_TABLE]
+    create += [storage.CREATE_INDEX, "PRAGMA user_version = 1"]
+    with used_by_another_program(source, *create) as connection:
+        shutil.copy(f"{source}-journal", f"{database}-journal")
+        connection.execute("COMMIT")
+        shutil.copy(source, database)
+    client = create_client(database)
+    assert all_pets(client) == []
+    assert add_pet(client)["id"] == 1
 
 
-@pytest.mark.parametrize(
-    ("use", "exists"),
+def create_backup(path: Path) -> None:
+    """Create a store in the mode of a backup. Its readers block the change to WAL."""
+    create_client(path)
+    execute(path, "PRAGMA journal_mode = DELETE")
+
+
+in_use = pytest.mark.parametrize(
+    ("create", "use"),
     [
-        (["BEGIN EXCLUSIVE"], True),
-        (["BEGIN IMMEDIATE"], True),
-        (READ, True),
-        (["BEGIN IMMEDIATE"], False),
+        (create_backup, ["BEGIN EXCLUSIVE"]),
+        (create_backup, ["BEGIN IMMEDIATE"]),
+        (create_backup, ["BEGIN", "SELECT * FROM pets"]),
+        (Path.touch, ["BEGIN IMMEDIATE"]),
     ],
 )
-def test_startup_waits_for_programs_that_use_a_backup_but_not_forever(
-    database: Path, monkeypatch: pytest.MonkeyPatch, use: Sequence[str], exists: bool
+
+
+@in_use
+def test_startup_waits_for_programs_that_use_a_new_or_restored_file(
+    database: Path, create: Callable[[Path], object], use: Sequence[str]
 ) -> None:
-    if exists:
-        create_client(database)
-        # A backup is in this mode. A program that reads it blocks the change to WAL.
-        execute(database, "PRAGMA journal_mode = DELETE")
-    with used_by_another_program(database, *use) as other:
-        with monkeypatch.context() as patch:
-            patch.setattr(storage, "STARTUP_TIMEOUT", 0.1)
-            line = get_refusal(API_KEYS=KEY, DATABASE=database)
-        reason = "database is locked; another program uses it"
-        assert line == f"PETSTORE_DATABASE: {database}: {reason}."
-        with ThreadPoolExecutor(1) as threads:
-            startup = threads.submit(create_client, database)
-            assert not wait([startup], 0.3).done
-            other.execute("COMMIT")
-            assert all_pets(startup.result()) == []
+    create(database)
+    with (
+        ThreadPoolExecutor(1) as threads,
+        used_by_another_program(database, *use) as other,
+    ):
+        startup = threads.submit(create_client, database)
+        assert not wait([startup], 0.3).done
+        other.execute("COMMIT")
+        assert all_pets(startup.result()) == []
+
+
+@in_use
+def test_startup_does_not_wait_forever(
+    database: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    create: Callable[[Path], object],
+    use: Sequence[str],
+) -> None:
+    create(database)
+    monkeypatch.setattr(storage, "STARTUP_TIMEOUT", 0.1)
+    with ThreadPoolExecutor(1) as threads, used_by_another_program(database, *use):
+        startup = threads.submit(create_client, database)
+        wait([startup], TIMEOUT)
+    with pytest.raises(StartError, match=f"{database}: database is locked; "):
+        startup.result()
 
 
 def test_startup_does_not_wait_for_a_write_to_a_store(

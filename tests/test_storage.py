@@ -187,6 +187,29 @@ def test_a_commit_that_could_not_be_synced_is_not_replayed(database: Path) -> No
     assert pets_after_kill_9(database) == pets
 
 
+@pytest.mark.parametrize("is_in_memory", [True, False])
+def test_a_failed_rollback_does_not_block_the_next_write(
+    database: Path, is_in_memory: bool
+) -> None:
+    failures = {"COMMIT", "ROLLBACK"}
+
+    def run_out_of_memory(sql: str) -> None:
+        if has_begun.is_set() and sql in failures:
+            failures.remove(sql)
+            raise MemoryError
+
+    has_begun = threading.Event()
+    with intercept_statements(before=run_out_of_memory):
+        client = create_client(":memory:" if is_in_memory else database)
+        pets = [add_pet(client)]
+        has_begun.set()
+        # The first ROLLBACK of a write is before its BEGIN.
+        assert_unavailable(post_pet(client), post_pet(client))
+    assert not failures
+    pets.append(add_pet(client))
+    assert all_pets(client) == pets
+
+
 # Another program has the write lock.
 
 
