@@ -189,18 +189,21 @@ def test_a_file_that_this_user_may_not_write_to_is_refused(
 
 
 @pytest.mark.parametrize("is_empty", [True, False])
-def test_a_wal_without_its_database_is_refused_and_kept(
-    file_client: FlaskClient, database: Path, is_empty: bool
+def test_a_missing_or_empty_file_with_a_wal_is_refused_and_not_changed(
+    tmp_path: Path, file_client: FlaskClient, database: Path, is_empty: bool
 ) -> None:
-    pet = add_pet(file_client)
-    copy = copy_after_kill_9(database)
-    moved = copy.rename(copy.with_suffix(".moved"))
+    path = tmp_path / "folder" / "pets.db"
+    path.parent.mkdir()
+    pets = [add_pet(file_client)]
+    shutil.copy(wal_of(database), wal_of(path))
     if is_empty:
-        copy.touch()
-    line = get_refusal(API_KEYS=KEY, DATABASE=copy)
-    assert f"{wal_of(copy)} contains changes; put the database back" in line
-    moved.rename(copy)
-    assert all_pets(create_client(copy)) == [pet]
+        path.touch()
+    files = read_files(path.parent)
+    line = get_refusal(API_KEYS=KEY, DATABASE=path)
+    assert f"{path}: it is missing or empty, but {path}-wal contains changes" in line
+    assert read_files(path.parent) == files
+    shutil.copy(database, path)
+    assert all_pets(create_client(path)) == pets
 
 
 def test_a_file_system_that_does_not_support_wal_is_refused(

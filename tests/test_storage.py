@@ -210,6 +210,33 @@ def test_a_failed_rollback_does_not_block_the_next_write(
     assert all_pets(client) == pets
 
 
+def test_memory_does_not_grow_while_creates_overlap(database: Path) -> None:
+    threads: list[threading.Thread] = []
+    futures: list[int] = []
+
+    def send_more(sql: str) -> None:
+        if sql != "COMMIT" or len(futures) == 20:
+            return
+        threads.extend(
+            threading.Thread(target=post_pet, args=[client]) for _ in range(8)
+        )
+        for thread in threads[-8:]:
+            thread.start()
+        # They wait for the next commit.
+        threads[-1].join(0.05)
+        assert threads[-1].is_alive()
+        futures.append(sum(isinstance(item, Future) for item in gc.get_objects()))
+
+    client = create_client(database)
+    with intercept_statements(before=send_more):
+        add_pet(client)
+        while threads:
+            threads.pop(0).join(TIMEOUT)
+    assert len(all_pets(client)) == 1 + 20 * 8
+    assert len(futures) == 20
+    assert futures[-1] - futures[1] < 40
+
+
 # Another program has the write lock.
 
 
