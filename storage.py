@@ -223,6 +223,7 @@ class Database:
         future: Future[Rows] = Future()
         with self._queue_lock:
             self._queue.append(QueuedWrite(future, sql, values))
+            # If others are queued, their commit will include this write.
             if len(self._queue) == 1:
                 try:
                     self._executor.submit(self._commit_queue)
@@ -544,7 +545,7 @@ def get_size(path: str) -> int | None:
 
 
 def find_files(path: str, wal_path: str) -> FileIds | None:
-    """Return the ids of a database's files, or None if it is missing or empty."""
+    """Return the ids of a database and its WAL, or None if they cannot be used."""
     try:
         database, wal = os.stat(path), os.stat(wal_path)
     except OSError:
