@@ -210,6 +210,25 @@ def test_a_failed_rollback_does_not_block_the_next_write(
     assert all_pets(client) == pets
 
 
+def test_a_write_is_refused_and_not_stored_later_if_no_thread_can_start(
+    file_client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail_to_start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail_to_start)
+        assert_unavailable(post_pet(file_client))
+    responses: list[TestResponse] = []
+    create = threading.Thread(
+        target=lambda: responses.append(post_pet(file_client)), daemon=True
+    )
+    create.start()
+    create.join(TIMEOUT)
+    assert [response.get_json() for response in responses] == all_pets(file_client)
+    assert len(responses) == 1
+
+
 def test_memory_does_not_grow_while_creates_overlap(database: Path) -> None:
     threads: list[threading.Thread] = []
     futures: list[int] = []
@@ -225,7 +244,7 @@ def test_memory_does_not_grow_while_creates_overlap(database: Path) -> None:
         # They wait for the next commit.
         threads[-1].join(0.05)
         assert threads[-1].is_alive()
-        futures.append(sum(isinstance(item, Future) for item in gc.get_objects()))
+        futures.append(sum(type(item) is Future for item in gc.get_objects()))
 
     client = create_client(database)
     with intercept_statements(before=send_more):
