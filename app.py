@@ -28,7 +28,7 @@ from storage import PetStore, StorageUnavailable
 # The one path under /v1 that needs no key.
 DOCUMENT_PATH = "/v1/openapi.json"
 
-# 5 December 2030, 00:00 GMT, in seconds since 1970 (contract, section Versioning).
+# 5 December 2030, 00:00 GMT, in seconds since 1970.
 GET_PET_REMOVED_AT = 1922659200
 GET_PET_HEADERS = (
     # 20 November 2026, the first day of this service (RFC 9745).
@@ -174,7 +174,7 @@ def get_pet(pet_id: str) -> Response:
     if time.time() >= GET_PET_REMOVED_AT:
         message = (
             f"Use GET {pets} with a status filter instead. "
-            f"GET {pets}?after=6&limit=1 returns pet 7 if it exists."
+            f"To find pet 7, use GET {pets}?after=6&limit=1."
         )
         raise ServiceError("gone", message, 410, headers)
     number = schemas.parse_pet_id(pet_id)
@@ -198,7 +198,7 @@ def get_health() -> Response:
     return json_response(b'{"status":"ok"}')
 
 
-# By default, Flask redirects /store to /store/, with the host from the request.
+# Below a prefix, Flask would redirect /store to /store/, on the host in the request.
 @api.get("/", strict_slashes=False)
 def get_page() -> Response:
     """Return the HTML page."""

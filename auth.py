@@ -1,4 +1,4 @@
-"""The bearer key: which keys are valid, and whether a request carries one."""
+"""The API keys: which are valid, and whether a request carries one of them."""
 
 from collections.abc import Sequence
 from hashlib import sha256

@@ -57,7 +57,7 @@ class ServiceError(HTTPException):
 
 
 def error_response(error: HTTPException) -> Response:
-    """Return the Error body for an HTTP error (contract, section Errors).
+    """Return the Error body for an HTTP error.
 
     Headers that Werkzeug has set, such as Allow, stay.
     """
@@ -83,7 +83,8 @@ def storage_unavailable(error: Exception) -> Response:
 def standard_error_body(status: int, allowed_methods: Iterable[str] = ()) -> str:
     """Return the Error body for a status that Flask or gunicorn has chosen.
 
-    The message names the allowed methods, because curl does not show the Allow header.
+    The message names the allowed methods: without -i, curl does not show the header
+    Allow.
     """
     phrase = HTTPStatus(status).phrase
     default = (phrase.lower().replace(" ", "_"), f"{phrase}.")

@@ -31,8 +31,8 @@ from werkzeug.middleware.dispatcher import DispatcherMiddleware
 # a commit (storage.py).
 workers = 1
 threads = 16
-# This and MAX_CLOSING stay below 256, the number of files that macOS lets a process
-# open.
+# The sum of this and MAX_CLOSING is below 256, the number of files that macOS lets a
+# process open.
 worker_connections = 100
 
 # Address, time, request, status, bytes of the body, seconds. gunicorn escapes each of
@@ -52,8 +52,9 @@ startup_error, _writer = os.pipe()
 os.write(_writer, b".")
 os.close(_writer)
 
-# Seconds until the service stops reading a request, including the time that it waits
-# for a thread. Otherwise, the delays of half-sent requests would add up.
+# Seconds after a request is queued for a thread until the service stops reading it. If
+# they were counted from the start of reading, half-sent requests would be read one
+# after the other, with a delay for each.
 READ_TIMEOUT = 10.0
 # Seconds that a thread may take for a request until its connection is closed.
 CLOSE_TIMEOUT = 60.0
@@ -70,7 +71,7 @@ REFUSAL_STATUSES = {
 
 
 class Worker(ThreadWorker):
-    """A threaded worker that stalled clients cannot block.
+    """A threaded worker that stalled clients cannot block for long.
 
     gunicorn calls `handle` and `handle_error` in the threads of its pool, and all other
     methods in the main thread.

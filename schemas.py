@@ -98,8 +98,8 @@ def parse_body(schema: Schema) -> dict[str, Any]:
     Raise ServiceError if the body is missing, too large, of another media type, not
     valid JSON, or if it does not match the schema.
 
-    request.get_json accepts repeated members and incomplete bodies, and rounds large
-    numbers.
+    This does not use request.get_json, which accepts repeated members and incomplete
+    bodies, and rounds large numbers.
     """
     check_headers()
     members = parse_json(read_body())

@@ -80,15 +80,15 @@ class PetStore:
       stored later. If a store cannot promise this, its documentation says so.
     - If the store cannot answer, a method raises StorageUnavailable within about five
       seconds. (PetStore waits longer only while the disk itself stalls.)
-    - If a database is unreachable for now, the constructor does not fail, because the
-      server would not start. The methods raise StorageUnavailable until it is back.
+    - If a database server cannot be reached, the constructor does not fail, because the
+      service would not start. The methods raise StorageUnavailable until it is back.
     """
 
     def __init__(self, path: str) -> None:
         """Create the file if it is missing, and check it if it is there.
 
-        Raise StorageUnavailable if the file cannot be used. An existing file is left
-        unchanged.
+        Raise StorageUnavailable if the file cannot be used. Its content is left
+        unchanged then.
         """
         self._database = Database(path)
         # Close the database when the store is garbage-collected or Python exits.
@@ -125,20 +125,23 @@ class PetStore:
         self._database.read(PROBE, {})
 
 
-# Seconds to wait for a lock that another process holds: at startup, for one attempt
-# later, and for all attempts of a write.
+# Seconds to wait for a lock that another process holds, at startup.
 STARTUP_TIMEOUT = 5.0
+# Seconds for one attempt to get the lock later, and for all attempts of a write.
 BUSY_TIMEOUT = 1.0
 WRITE_TIMEOUT = 5.0
-# If more writes than these are queued, they get only one attempt. The server has
-# sixteen threads, and some of them have to be left for reads.
+# If more writes than this are queued, all of them fail after one attempt. The server
+# has sixteen threads, and some of them have to be left for reads.
 MAX_WAITING_WRITES = 8
 
 # Result codes of SQLite (sqlite.org/rescode.html).
 BUGS = {sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT}
 DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 # What to do about an error.
-CHECK_ACCESS = "the folder must exist, and this user must be allowed to write to both"
+CHECK_ACCESS = (
+    "its folder must exist, and this user must be allowed to write to the folder and "
+    "the file"
+)
 HINTS = {
     sqlite3.SQLITE_BUSY: "another program uses it",
     sqlite3.SQLITE_FULL: "free some space",
@@ -245,7 +248,7 @@ class Database:
             self._close_connections()
 
     def _require_same_process(self) -> None:
-        """Raise StorageUnavailable if another process opened this database.
+        """Raise StorageUnavailable if this process was forked after the first use.
 
         SQLite does not support a connection that a fork has copied
         (sqlite.org/howtocorrupt.html, section 2.6), and the locks of this object may be
@@ -264,7 +267,7 @@ class Database:
         # Without a timeout, many reads would wait for each other while another process
         # holds a lock.
         if not self._write_lock.acquire(timeout=BUSY_TIMEOUT):
-            raise self._unavailable("a write has to end before it can be opened again")
+            raise self._unavailable("another request is writing to it or opening it")
         try:
             with self._sqlite_errors():
                 connections = self._current_connections() or self._reopen()
@@ -407,7 +410,7 @@ class Database:
                 reader.execute("PRAGMA query_only = ON")
                 # COMMIT returns after the WAL is on the disk.
                 writer.execute("PRAGMA synchronous = FULL")
-                # SQLite opens the files at the first read.
+                # SQLite opens the WAL at the first read.
                 reader.execute(PROBE).fetchall()
                 writer.execute(PROBE).fetchall()
                 after = find_files(self._path, wal)
@@ -441,6 +444,7 @@ class Database:
         if get_size(self._path) and os.path.exists(journal):
             # A process was killed during a transaction, such as the creation of the
             # file. SQLite rolls it back, but only on a connection that may write.
+            self._require_version_in_file()
             with closing(self._connect("rw", STARTUP_TIMEOUT)) as connection:
                 connection.execute("PRAGMA user_version").fetchall()
         if not get_size(self._path):
@@ -471,9 +475,7 @@ class Database:
 
         A file of another program is left as it is, its WAL included.
         """
-        # SQLite opens an immutable file without its WAL, and creates no other files.
-        with closing(self._connect("ro&immutable=1", 0)) as connection:
-            self._require_version(connection)
+        self._require_version_in_file()
         with closing(self._connect("ro", timeout)) as connection:
             self._require_version(connection)
             try:
@@ -482,6 +484,12 @@ class Database:
                 if result_code(error) != sqlite3.SQLITE_ERROR:
                     raise
                 raise self._not_a_pet_store(error) from error
+
+    def _require_version_in_file(self) -> None:
+        """Raise StorageUnavailable if the file without its WAL has another version."""
+        # SQLite opens an immutable file without its WAL, and creates no other files.
+        with closing(self._connect("ro&immutable=1", 0)) as connection:
+            self._require_version(connection)
 
     def _require_version(self, connection: sqlite3.Connection) -> None:
         [(version,)] = connection.execute("PRAGMA user_version").fetchall()
@@ -545,7 +553,7 @@ def get_size(path: str) -> int | None:
 
 
 def find_files(path: str, wal_path: str) -> FileIds | None:
-    """Return the ids of a database and its WAL, or None if they cannot be used."""
+    """Return the ids of a database and its WAL, or None if one is missing or empty."""
     try:
         database, wal = os.stat(path), os.stat(wal_path)
     except OSError:

@@ -37,7 +37,7 @@ KILL_AFTER = 2.0
 LONGEST_REQUEST = 6.0
 LONGEST_GAP = 8.0
 
-# A program from a package registry does not run as root.
+# If this runs as root, rqlited runs as nobody.
 USER: dict[str, Any] = (
     {"user": "nobody", "group": "nogroup", "extra_groups": []}
     if os.geteuid() == 0

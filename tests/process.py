@@ -34,7 +34,7 @@ class Response(NamedTuple):
 
 
 def environment(**settings: str) -> dict[str, str]:
-    """Return an environment that contains only PATH and these settings."""
+    """Return an environment with PATH and these settings."""
     scripts = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return {"PATH": scripts, "PYTHONDONTWRITEBYTECODE": "1", **settings}
 

@@ -1,4 +1,4 @@
-"""The bearer key: which keys are valid, and which paths need one."""
+"""The API key: which keys are valid, and which paths need one."""
 
 import pytest
 from flask.testing import FlaskClient

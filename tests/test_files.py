@@ -47,7 +47,8 @@ def create_other_store(database: Path) -> Path:
 TOM = {"id": 7, "name": "Tom", "categoryId": 1, "status": "sold"}
 
 
-# Each statement of opening the files and adding a pet has a step before and after it.
+# Opening the files and adding a pet takes 13 statements. A fault is tried before and
+# after each.
 STEPS = range(2 * 13)
 
 

@@ -397,7 +397,7 @@ def test_every_operation_has_one_of_the_tags() -> None:
     assert {tags[0] for tags in used} == {tag["name"] for tag in DOCUMENT["tags"]}
 
 
-def test_the_descriptions_name_the_limit_and_the_defaults_of_the_code() -> None:
+def test_the_descriptions_name_the_maximum_body_size_and_the_defaults() -> None:
     assert f"at most {schemas.MAX_BODY_BYTES:,} bytes" in json.dumps(DOCUMENT)
     for name, schema in itertools.product(SCHEMAS, INPUTS):
         if SCHEMAS[name] != body_schema(schema) or schema.partial:

@@ -24,7 +24,7 @@ def test_a_malformed_list_of_nodes_stops_startup(
         create_app()
 
 
-def test_two_workers_stop_startup_with_one_line() -> None:
+def test_a_malformed_list_of_nodes_is_shown_once_by_two_workers() -> None:
     command = [*COMMAND[:-1], "--workers", "2", "examples.rqlite:create_app()"]
     ended = run(*command, PETSTORE_API_KEYS=KEY, **LOOPBACK)
     assert ended.returncode == 3

@@ -125,8 +125,8 @@ PETS = "CREATE TABLE pets (id INTEGER PRIMARY KEY, breed TEXT)"
 VERSION_1, VERSION_2 = "PRAGMA user_version = 1", "PRAGMA user_version = 2"
 NOT_A_DATABASE = r"file is not a database; restore a backup, or choose another file\."
 CANNOT_OPEN = (
-    "unable to open database file; the folder must exist, and this user must be "
-    r"allowed to write to both\."
+    "unable to open database file; its folder must exist, and this user must be "
+    r"allowed to write to the folder and the file\."
 )
 NOT_A_STORE = r"it is not a pet store of this version \({}\); choose another file\."
 OTHER_VERSION = NOT_A_STORE.format("its user_version is {}, not 1")
@@ -234,7 +234,7 @@ def test_an_old_sqlite_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 # Files that are opened.
 
 
-def test_a_file_of_the_third_version_is_opened_as_it_is(database: Path) -> None:
+def test_a_store_with_the_earlier_index_is_opened_as_it_is(database: Path) -> None:
     statements = [
         "PRAGMA journal_mode = WAL",
         "CREATE TABLE pets (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL, "
@@ -253,7 +253,7 @@ def test_a_file_of_the_third_version_is_opened_as_it_is(database: Path) -> None:
     assert execute(database, "SELECT sql FROM sqlite_schema") == schema
 
 
-def test_a_store_with_a_transaction_that_a_kill_interrupted_is_opened(
+def test_a_store_with_an_interrupted_transaction_is_opened(
     database: Path,
 ) -> None:
     client = create_client(database)
