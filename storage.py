@@ -167,7 +167,8 @@ class Connections(NamedTuple):
     reader: sqlite3.Connection
     writer: sqlite3.Connection
     wal: str
-    file_ids: FileIds | None
+    file_ids: FileIds
+    is_damaged: bool = False
 
 
 class Database:
@@ -196,6 +197,7 @@ class Database:
         self._path = path if self._in_memory else os.path.abspath(path)
         self._pid: int | None = None
         self._connections: Connections | None = None
+        self._last_connections: Connections | None = None
         self._is_closed = False
         self._write_lock = threading.RLock()
         # In memory, both connections are the same one.
@@ -342,7 +344,8 @@ class Database:
         if self._in_memory or not connections:
             return connections
         ids = find_files(self._path, connections.wal)
-        return connections if ids and ids == connections.file_ids else None
+        is_current = ids == connections.file_ids and not connections.is_damaged
+        return connections if is_current else None
 
     def _reopen(self) -> Connections:
         """Close the open files, and open those at the path. Needs the write lock."""
@@ -361,7 +364,9 @@ class Database:
             if result_code(error) not in DAMAGED:
                 raise
         self._close_connections()
-        self._connections = self._open_file()
+        if self._last_connections:
+            self._set_wal_aside(self._last_connections)
+        self._connections = self._last_connections = self._open_file()
         return self._connections
 
     def _checkpoint(self) -> None:
@@ -385,10 +390,23 @@ class Database:
                 connections.reader.close()
                 connections.writer.close()
 
+    def _set_wal_aside(self, closed: Connections) -> None:
+        """Rename the WAL of a damaged file that another file has replaced.
+
+        SQLite would apply it to the new file.
+        """
+        ids = find_files(self._path, closed.wal)
+        if not ids or not get_size(closed.wal):
+            return
+        is_new_file = ids[:2] != closed.file_ids[:2]
+        is_old_wal = ids[2:] == closed.file_ids[2:]
+        if is_new_file and is_old_wal:
+            os.replace(closed.wal, f"{closed.wal}-damaged")
+
     def _open_memory(self) -> Connections:
         connection = self._connect("memory", 0)
         create_schema(connection)
-        return Connections(connection, connection, "", None)
+        return Connections(connection, connection, "", (0, 0, 0, 0))
 
     def _open_file(self) -> Connections:
         """Open two connections to the files at the path.
@@ -529,7 +547,7 @@ class Database:
                 raise
             if code in DAMAGED and self._connections and not self._in_memory:
                 # The next use opens the files again.
-                self._connections = self._connections._replace(file_ids=None)
+                self._connections = self._connections._replace(is_damaged=True)
             hint = f"; {HINTS[code]}" if code in HINTS else ""
             raise self._unavailable(f"{error}{hint}") from error
         except MemoryError as error:
