@@ -123,7 +123,8 @@ def check_key() -> None:
 @api.after_app_request
 def add_headers(response: Response) -> Response:
     """Add the headers of every response, and the preflight headers to OPTIONS."""
-    response.headers.extend(errors.RESPONSE_HEADERS)
+    for name, value in errors.RESPONSE_HEADERS:
+        response.headers.add(name, value)
     # Flask answers OPTIONS, with the methods of the path in Allow.
     if request.method == "OPTIONS" and "Allow" in response.headers:
         response.headers.extend(PREFLIGHT_HEADERS)

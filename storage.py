@@ -555,7 +555,8 @@ class Database:
 
     def _not_a_pet_store(self, reason: object) -> StorageUnavailable:
         return self._unavailable(
-            f"it is not a pet store of this version ({reason}); choose another file"
+            f"it is not a pet store of this version ({reason}); choose another file, "
+            "or upgrade this one"
         )
 
     def _unavailable(self, reason: object) -> StorageUnavailable:

@@ -128,7 +128,10 @@ CANNOT_OPEN = (
     "unable to open database file; its folder must exist, and this user must be "
     r"allowed to write to the folder and the file\."
 )
-NOT_A_STORE = r"it is not a pet store of this version \({}\); choose another file\."
+NOT_A_STORE = (
+    r"it is not a pet store of this version \({}\); choose another file, or upgrade "
+    r"this one\."
+)
 OTHER_VERSION = NOT_A_STORE.format("its user_version is {}, not 1")
 
 
