@@ -6,7 +6,6 @@ import re
 import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from configparser import RawConfigParser
 from pathlib import Path
@@ -271,7 +270,7 @@ def test_old_backups_are_removed_after_a_new_one(backed_up: Machine) -> None:
     for name, age in (("pets-older.db", 1), ("pets-younger.db", -1)):
         file = backed_up.backups / name
         file.touch()
-        seconds = time.time() - (int(days) + age) * 86400
+        seconds = file.stat().st_mtime - (int(days) + age) * 86400
         os.utime(file, (seconds, seconds))
     before = content(backed_up.backups)
     make = blocks(section("Backup"))[1]
