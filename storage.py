@@ -245,7 +245,7 @@ class Database:
         self._executor.shutdown(wait=False)
         with self._write_lock:
             self._is_closed = True
-            with suppress(sqlite3.Error, StorageUnavailable):
+            with suppress(Exception):
                 self._checkpoint()
             self._close_connections()
 
@@ -377,6 +377,8 @@ class Database:
         """
         if not self._connections:
             return
+        # A no-op, unless an earlier rollback has failed.
+        self._connections.writer.rollback()
         checkpoint = self._connections.writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         busy, _, _ = checkpoint.fetchone()
         if busy:
@@ -507,7 +509,12 @@ class Database:
         """Raise StorageUnavailable if the file without its WAL has another version."""
         # SQLite opens an immutable file without its WAL, and creates no other files.
         with closing(self._connect("ro&immutable=1", 0)) as connection:
-            self._require_version(connection)
+            try:
+                self._require_version(connection)
+            except sqlite3.DatabaseError as error:
+                # After a crash in a checkpoint, the file is whole only with its WAL.
+                if result_code(error) != sqlite3.SQLITE_CORRUPT:
+                    raise
 
     def _require_version(self, connection: sqlite3.Connection) -> None:
         [(version,)] = connection.execute("PRAGMA user_version").fetchall()
