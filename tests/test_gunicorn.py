@@ -2,18 +2,27 @@
 
 import json
 import re
+import select
 import signal
 import socket
 from base64 import b64encode
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from urllib.parse import quote
 
 import pytest
 
 from tests.helpers import NEW_PET
-from tests.process import COMMAND, KEY, Service, connect, read_all, send, serving
+from tests.process import (
+    COMMAND,
+    KEY,
+    TIMEOUT,
+    Service,
+    connect,
+    read_all,
+    send,
+    serving,
+)
 
 
 @pytest.fixture(scope="module")
@@ -149,13 +158,13 @@ HALF_BODY = POST + b"Content-Length: 50" + END + REX
 
 
 @contextmanager
-def serving_with_short_timeouts(checkout: Path, database: Path) -> Iterator[Service]:
-    """Run a copy of the code with a READ_TIMEOUT of 1 and a CLOSE_TIMEOUT of 2."""
+def serving_with_short(
+    timeout: str, checkout: Path, database: Path
+) -> Iterator[Service]:
+    """Run a copy of the code in which this timeout is one second."""
     config = checkout / "gunicorn.conf.py"
-    text = config.read_text()
-    for timeout, short in (("READ_TIMEOUT = 10.0", 1), ("CLOSE_TIMEOUT = 60.0", 2)):
-        assert timeout in text
-        text = text.replace(timeout, f"{timeout.split()[0]} = {short}")
+    text, count = re.subn(rf"(?m)^{timeout} = .+", f"{timeout} = 1", config.read_text())
+    assert count == 1
     config.write_text(text)
     command = [*COMMAND, "--chdir", str(checkout), "--config", str(config)]
     with serving(database, command) as service:
@@ -164,31 +173,27 @@ def serving_with_short_timeouts(checkout: Path, database: Path) -> Iterator[Serv
         assert service.log().count("Booting worker") == 1
 
 
-@pytest.mark.parametrize("data", [HALF_HEAD, HALF_BODY], ids=["head", "body"])
 def test_half_sent_requests_do_not_stop_the_service(
-    checkout: Path, database: Path, data: bytes
+    checkout: Path, database: Path
 ) -> None:
     with (
-        serving_with_short_timeouts(checkout, database) as service,
+        serving_with_short("READ_TIMEOUT", checkout, database) as service,
         ExitStack() as stack,
     ):
+        # 16 of them are read, and 16 wait for a thread.
         stalled = [stack.enter_context(connect(service.port)) for _ in range(32)]
-        for connection in stalled:
+        for connection, data in zip(stalled, [HALF_HEAD, HALF_BODY] * 16, strict=True):
             connection.sendall(data)
         assert service.request("GET", "/healthz").status == 200
-        # 16 of them were being read, and 16 waited for a thread.
-        response = read_all(stalled[0])
-        if data == HALF_BODY:
-            assert_one_error(response, 400, "malformed_body")
-        else:
-            assert response == b""
+        assert read_all(stalled[0]) == b""
+        assert_one_error(read_all(stalled[1]), 400, "malformed_body")
 
 
 def test_clients_that_do_not_read_do_not_stop_the_service(
     checkout: Path, database: Path
 ) -> None:
     with (
-        serving_with_short_timeouts(checkout, database) as service,
+        serving_with_short("CLOSE_TIMEOUT", checkout, database) as service,
         ExitStack() as stack,
     ):
         with service.client() as client:
@@ -229,12 +234,20 @@ def test_the_worker_survives_if_no_thread_can_start(
     with serving(database, [*command, "--config", config]) as service:
         assert service.request("GET", "/break").status == 200
         with ExitStack() as stack:
-            # Stall all threads that have started.
-            for _ in range(4):
-                stack.enter_context(connect(service.port)).sendall(HALF_HEAD)
-            assert send(service.port, GET + END) == b""
+            # More than there are threads. The service closes those that get none.
+            stalled = [stack.enter_context(connect(service.port)) for _ in range(4)]
+            for connection in stalled:
+                connection.sendall(HALF_HEAD)
+            closed, _, _ = select.select(stalled, [], [], TIMEOUT / 2)
+            assert closed
+
+        def is_answered() -> bool:
+            with suppress(OSError):
+                return bool(send(service.port, GET + END))
+            return False
+
         # A thread may still be busy with a connection that was closed.
-        assert any(send(service.port, GET + END) for _ in range(100))
+        assert any(is_answered() for _ in range(100))
         assert "Traceback" not in service.log()
         assert service.log().count("Booting worker") == 1
 
@@ -242,10 +255,9 @@ def test_the_worker_survives_if_no_thread_can_start(
 # A prefix.
 
 
-@pytest.mark.parametrize("prefix", ["/store", "/a+b", "/é >"])
-def test_the_service_can_be_mounted_below_a_prefix(database: Path, prefix: str) -> None:
-    command = ["env", f"SCRIPT_NAME={prefix}", *COMMAND]
-    path = quote(prefix, safe="/+")
+def test_the_service_can_be_mounted_below_a_prefix(database: Path) -> None:
+    command = ["env", "SCRIPT_NAME=/a+é >", *COMMAND]
+    path = "/a+%C3%A9%20%3E"
     with serving(database, command) as service:
         pet = service.request("POST", f"{path}/v1/pets", NEW_PET)
         assert pet.status == 201

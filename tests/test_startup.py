@@ -340,6 +340,8 @@ def test_startup_does_not_wait_for_a_write_to_a_store(
     file_client: FlaskClient, database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storage, "STARTUP_TIMEOUT", 0.1)
+    # The time that a store waits before it is closed.
+    monkeypatch.setattr(storage, "BUSY_TIMEOUT", 0.1)
     pets = [add_pet(file_client)]
     with locked_by_another_program(database):
         assert all_pets(create_client(database)) == pets
