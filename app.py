@@ -234,7 +234,10 @@ def json_response(
 ) -> Response:
     """Return a response with a body that is JSON already."""
     # Flask's jsonify would render the JSON again.
-    return Response(body + b"\n", status, [*headers], content_type="application/json")
+    response = Response(body + b"\n", status, content_type="application/json")
+    for name, value in headers:
+        response.headers.add(name, value)
+    return response
 
 
 def external_path(path: str) -> str:

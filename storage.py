@@ -5,12 +5,12 @@ import os
 import sqlite3
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 # The user_version of the file, a number that SQLite leaves to the application. A file
 # with another version is refused.
@@ -128,7 +128,7 @@ class PetStore:
 # Seconds to wait for a lock that another process holds, at startup.
 STARTUP_TIMEOUT = 5.0
 # Seconds for one attempt to get the lock later, and for all attempts of a write.
-BUSY_TIMEOUT = 1.0
+BUSY_TIMEOUT = 0.8
 WRITE_TIMEOUT = 5.0
 # If more writes than this are queued, all of them fail after one attempt. The server
 # has sixteen threads, and some of them have to be left for reads.
@@ -168,7 +168,6 @@ class Connections(NamedTuple):
     writer: sqlite3.Connection
     wal: str
     file_ids: FileIds
-    is_damaged: bool = False
 
 
 class Database:
@@ -198,6 +197,7 @@ class Database:
         self._pid: int | None = None
         self._connections: Connections | None = None
         self._last_connections: Connections | None = None
+        self._is_damaged = False
         self._is_closed = False
         self._write_lock = threading.RLock()
         # In memory, both connections are the same one.
@@ -206,16 +206,21 @@ class Database:
         self._queue_lock = threading.Lock()
         self._executor = ThreadPoolExecutor(1)
         if not self._in_memory:
-            with self._sqlite_errors():
+            try:
                 self._prepare_file()
+            except sqlite3.Error as error:
+                self._reraise(error)
 
     def read(self, sql: str, values: Values) -> Rows:
         """Return the rows of a query."""
         self._require_same_process()
-        with self._read_lock, self._sqlite_errors():
-            if connections := self._current_connections():
-                return connections.reader.execute(sql, values).fetchall()
-        return self._read_after_opening(sql, values)
+        try:
+            with self._read_lock:
+                if connections := self._current_connections():
+                    return connections.reader.execute(sql, values).fetchall()
+            return self._read_after_opening(sql, values)
+        except (sqlite3.Error, MemoryError) as error:
+            self._reraise(error)
 
     def write(self, sql: str, values: Values) -> Rows:
         """Return the rows of a statement once its changes are on the disk.
@@ -236,7 +241,10 @@ class Database:
                     # Python is shutting down, or no thread can start.
                     self._queue.pop()
                     raise self._unavailable(error) from error
-        return future.result()
+        try:
+            return future.result()
+        except (sqlite3.Error, MemoryError) as error:
+            self._reraise(error)
 
     def close(self) -> None:
         """Close the connections for good, after the statements in progress."""
@@ -271,10 +279,9 @@ class Database:
         if not self._write_lock.acquire(timeout=BUSY_TIMEOUT):
             raise self._unavailable("another request is writing to it or opening it")
         try:
-            with self._sqlite_errors():
-                connections = self._current_connections() or self._reopen()
-                with self._read_lock:
-                    return connections.reader.execute(sql, values).fetchall()
+            connections = self._current_connections() or self._reopen()
+            with self._read_lock:
+                return connections.reader.execute(sql, values).fetchall()
         finally:
             self._write_lock.release()
 
@@ -282,7 +289,7 @@ class Database:
         """Commit all queued writes in one transaction."""
         batch: list[QueuedWrite] = []
         try:
-            with self._write_lock, self._sqlite_errors():
+            with self._write_lock:
                 writer = self._begin()
                 batch = self._take_queue()
                 results = self._execute(writer, batch)
@@ -343,9 +350,10 @@ class Database:
         connections = self._connections
         if self._in_memory or not connections:
             return connections
+        if self._is_damaged:
+            return None
         ids = find_files(self._path, connections.wal)
-        is_current = ids == connections.file_ids and not connections.is_damaged
-        return connections if is_current else None
+        return connections if ids == connections.file_ids else None
 
     def _reopen(self) -> Connections:
         """Close the open files, and open those at the path. Needs the write lock."""
@@ -366,8 +374,10 @@ class Database:
         self._close_connections()
         if self._last_connections:
             self._set_wal_aside(self._last_connections)
-        self._connections = self._last_connections = self._open_file()
-        return self._connections
+        connections = self._open_file()
+        self._is_damaged = False
+        self._connections = self._last_connections = connections
+        return connections
 
     def _checkpoint(self) -> None:
         """Copy what is only in the WAL into the open database.
@@ -467,9 +477,11 @@ class Database:
             self._require_version_in_file()
             with closing(self._connect("rw", STARTUP_TIMEOUT)) as connection:
                 connection.execute("PRAGMA user_version").fetchall()
+        wal = os.path.realpath(self._path) + "-wal"
+        # The WAL comes first: another process may create the database at this moment.
+        has_wal = bool(get_size(wal))
         if not get_size(self._path):
-            wal = os.path.realpath(self._path) + "-wal"
-            if get_size(wal):
+            if has_wal:
                 # SQLite would delete the WAL, and the pets in it.
                 raise self._unavailable(
                     f"it is missing or empty, but {wal} contains changes; put the "
@@ -542,23 +554,19 @@ class Database:
                 "its file system does not support WAL mode; use a local disk"
             )
 
-    @contextmanager
-    def _sqlite_errors(self) -> Iterator[None]:
-        """Raise StorageUnavailable for errors of SQLite, except bugs of this code."""
-        try:
-            yield
-        except sqlite3.Error as error:
-            code = result_code(error)
-            # Python's own errors have no code, and are bugs as well.
-            if not code or code in BUGS:
-                raise
-            if code in DAMAGED and self._connections and not self._in_memory:
-                # The next use opens the files again.
-                self._connections = self._connections._replace(is_damaged=True)
-            hint = f"; {HINTS[code]}" if code in HINTS else ""
-            raise self._unavailable(f"{error}{hint}") from error
-        except MemoryError as error:
+    def _reraise(self, error: Exception) -> NoReturn:
+        """Raise StorageUnavailable for an error of SQLite, unless it shows a bug."""
+        if isinstance(error, MemoryError):
             raise self._unavailable("out of memory") from error
+        code = result_code(error)
+        # Python's own errors have no code, and show a bug as well.
+        if not code or code in BUGS:
+            raise error
+        if code in DAMAGED:
+            # The next use opens the files again.
+            self._is_damaged = True
+        hint = f"; {HINTS[code]}" if code in HINTS else ""
+        raise self._unavailable(f"{error}{hint}") from error
 
     def _not_a_pet_store(self, reason: object) -> StorageUnavailable:
         return self._unavailable(
@@ -601,7 +609,7 @@ def create_schema(connection: sqlite3.Connection) -> bool:
     return bool(version == 0)
 
 
-def result_code(error: sqlite3.Error) -> int:
+def result_code(error: Exception) -> int:
     """Return the result code of SQLite, or 0 for an error of Python's sqlite3."""
     # The lowest byte of the extended result code.
     code: int = getattr(error, "sqlite_errorcode", 0)
