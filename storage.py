@@ -204,6 +204,8 @@ class Database:
         self._read_lock = self._write_lock if self._in_memory else threading.RLock()
         self._queue: list[QueuedWrite] = []
         self._queue_lock = threading.Lock()
+        # The writes of the latest transaction, until their rows are returned.
+        self._committed: list[tuple[Future[Rows], Rows]] = []
         self._executor = ThreadPoolExecutor(1)
         if not self._in_memory:
             try:
@@ -294,12 +296,23 @@ class Database:
                 batch = self._take_queue()
                 results = self._execute(writer, batch)
         except Exception as error:
+            self._return_rows()
             # If the transaction could not begin, everything that is queued fails.
             for write in batch or self._take_queue():
                 write.future.set_exception(error)
         else:
-            for write, rows in zip(batch, results, strict=True):
-                write.future.set_result(rows)
+            futures = [write.future for write in batch]
+            self._committed = list(zip(futures, results, strict=True))
+            with self._queue_lock:
+                is_last = not self._queue
+            if is_last:
+                self._return_rows()
+
+    def _return_rows(self) -> None:
+        """Return their rows to the writes of the latest transaction."""
+        committed, self._committed = self._committed, []
+        for future, rows in committed:
+            future.set_result(rows)
 
     def _take_queue(self) -> list[QueuedWrite]:
         """Empty the queue, and return what was in it."""
@@ -317,6 +330,7 @@ class Database:
                 connections.writer.rollback()
                 connections.writer.execute("BEGIN IMMEDIATE")
             except sqlite3.OperationalError as error:
+                self._return_rows()
                 too_many = len(self._queue) > MAX_WAITING_WRITES
                 if not is_busy(error) or too_many or monotonic() > deadline:
                     raise
@@ -334,6 +348,9 @@ class Database:
             results = [
                 writer.execute(write.sql, write.values).fetchall() for write in batch
             ]
+            # The writes of the transaction before return during the sync. If they
+            # returned earlier, their threads would slow down the statements above.
+            self._return_rows()
             writer.execute("COMMIT")
         except Exception:
             writer.rollback()

@@ -254,6 +254,65 @@ def test_memory_does_not_grow_while_creates_overlap(database: Path) -> None:
     assert future_counts[-1] - future_counts[1] < 16
 
 
+@contextmanager
+def between_two_commits(
+    client: FlaskClient,
+) -> Iterator[tuple[Future[TestResponse], Future[TestResponse], threading.Event]]:
+    """Add two pets, and wait between the commit of the first and the second one.
+
+    The second one is committed after the event is set.
+    """
+    creates: list[Future[TestResponse]] = []
+    has_committed, may_go_on = threading.Event(), threading.Event()
+
+    def queue_another_write(sql: str) -> None:
+        if sql == "COMMIT" and len(creates) == 1:
+            creates.append(threads.submit(post_pet, client))
+            assert not wait(creates, MOMENT).done
+
+    def wait_for_event(sql: str) -> None:
+        if sql == "COMMIT":
+            has_committed.set()
+            may_go_on.wait(TIMEOUT)
+
+    with (
+        intercept_statements(before=queue_another_write, after=wait_for_event),
+        ThreadPoolExecutor(2) as threads,
+    ):
+        creates.append(threads.submit(post_pet, client))
+        assert has_committed.wait(TIMEOUT)
+        first, second = creates
+        yield first, second, may_go_on
+
+
+def test_a_stored_pet_does_not_wait_for_the_next_lock(
+    file_client: FlaskClient, database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "BUSY_TIMEOUT", 0.05)
+    monkeypatch.setattr(storage, "WRITE_TIMEOUT", TIMEOUT)
+    with (
+        between_two_commits(file_client) as (stored, waiting, may_go_on),
+        locked_by_another_program(database),
+    ):
+        may_go_on.set()
+        assert stored.result(TIMEOUT / 2).status_code == 201
+        assert not waiting.done()
+    assert all_pets(file_client) == pets_of([stored, waiting])
+
+
+def test_a_stored_pet_does_not_fail_with_the_next_transaction(
+    file_client: FlaskClient, database: Path
+) -> None:
+    with between_two_commits(file_client) as (stored, refused, may_go_on):
+        moved = database.rename(database.with_name("moved.db"))
+        database.touch()
+        may_go_on.set()
+        assert stored.result(TIMEOUT / 2).status_code == 201
+        assert_unavailable(refused.result(TIMEOUT / 2))
+    moved.replace(database)
+    assert all_pets(file_client) == pets_of([stored])
+
+
 # Another program has the write lock.
 
 
