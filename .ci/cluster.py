@@ -1,10 +1,10 @@
-"""Tries examples/rqlite.py on a cluster: cluster.py RQLITED, the path of the program.
+"""Try examples/rqlite.py on a cluster: cluster.py RQLITED, the path of the program.
 
-Three nodes of rqlite run on the loopback interface. First, every request of the table
-has to get its answer. Then 16 clients add pets at two instances of the service, and one
-client follows the pages, while the leader is killed. Every pet that was answered with
-201 has to be stored, no pet is stored twice, and the client that follows the pages has
-to see every pet.
+Three nodes of rqlite run on the loopback interface. First, each request in
+tests/request_table.py has to get the status in that table. Then, 16 clients add pets
+through two instances of the service, and one client follows the pages, while the leader
+is killed. Every pet that got a 201 has to be stored, no pet may be stored twice, and
+the client that follows the pages has to see all of them.
 """
 
 import logging

@@ -60,6 +60,7 @@ TOM = {"name": "Tom", "categoryId": 2, "status": "pending"}
 LARGE = {"name": "x" * 65_536, "categoryId": 1}
 NO_KEY, BAD_KEY = {"Authorization": ""}, {"Authorization": "Bearer other"}
 TEXT, GZIP = {"Content-Type": "text/plain"}, {"Content-Encoding": "gzip"}
+# Werkzeug refuses a WebSocket.
 UPGRADE = {"Connection": "Upgrade", "Upgrade": "websocket"}
 
 
@@ -110,6 +111,7 @@ REQUESTS = [
     Request("TRACE", "/v1/openapi.json", 405, "method_not_allowed"),
     Request("GET", "/v1/openapi.json", 500, "internal_error", broken_views),
     # Other paths and methods.
+    # A %2F is a slash, and the service accepts any Host.
     Request("GET", "/v1%2Fpets", 200, headers={"Host": "pet_store:8000"}),
     Request("HEAD", "/v1/pets", 200),
     Request("OPTIONS", "/v1/pets", 200, headers=NO_KEY),

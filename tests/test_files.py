@@ -287,7 +287,7 @@ def test_a_read_does_not_wait_long_for_a_read_that_opens_the_files(
 
 
 @pytest.mark.parametrize("is_restored_in_place", [True, False])
-def test_a_damaged_file_is_never_an_empty_page_and_is_used_again_when_it_is_restored(
+def test_a_damaged_file_is_refused_until_it_is_restored(
     file_client: FlaskClient, database: Path, is_restored_in_place: bool
 ) -> None:
     pets = [add_pet(file_client, name="x" * 1000) for _ in range(100)]

@@ -32,7 +32,7 @@ def test_a_page_has_twenty_pets_by_default(client: FlaskClient) -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 6, 7, 100])
-def test_the_links_lead_to_each_pet_of_the_filter_once(
+def test_following_the_links_finds_each_pet_once(
     client: FlaskClient, limit: int
 ) -> None:
     pets = ["sold", "available", "pending", "sold", "sold", "pending", "sold"]

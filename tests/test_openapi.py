@@ -175,12 +175,12 @@ def test_the_examples_of_a_response_are_real(
     _, examples = content_of(documented)
     # Operations that share a response share its examples, but their messages may
     # differ. So one of these operations has to return exactly the examples.
-    users = [
+    sharing = [
         o for o in OPERATIONS if OPERATIONS[o]["responses"].get(status) == documented
     ]
     real = []
-    for user in users:
-        bodies = [response.get_json() for response in responses(user, status)]
+    for operation in sharing:
+        bodies = [response.get_json() for response in responses(operation, status)]
         # An empty page shows nothing, and the document is not an example of itself.
         real.append(
             sort_unique([body for body in bodies if body not in ([], DOCUMENT)])
@@ -206,7 +206,7 @@ def test_the_headers_of_a_response_are_documented(
         assert value is None if field == "Allow" else str(value) in values
 
 
-def test_other_operations_can_use_the_404_of_get_pet() -> None:
+def test_the_404_that_operations_share_has_no_deprecation_headers() -> None:
     own = OPERATIONS["getPet"]["responses"]["404"]
     assert own.keys() == {"headers", "content"}
     shared = inlined(DOCUMENT["components"]["responses"]["PetNotFound"])
@@ -242,7 +242,7 @@ def json_schema(field: fields.Field) -> dict[str, Any]:
 
 def body_schema(schema: Schema) -> dict[str, Any]:
     """Return the JSON schema of the bodies that a schema accepts."""
-    # No defaults: types that tools generate from it would require these members.
+    # Defaults are left out: in types generated from them, members would be required.
     members = {json_name(field): field for field in schema.fields.values()}
     required = [name for name, field in members.items() if field.required]
     return {
@@ -259,7 +259,7 @@ def query_parameters(schema: Schema) -> list[dict[str, Any]]:
         documented = json_schema(field)
         if field.load_default not in (None, missing):
             documented["default"] = field.load_default
-        # No examples: tools would send them, and a first try would find nothing.
+        # Examples are left out: tools would send them, and find no pets.
         parameter = {"name": json_name(field), "in": "query", "schema": documented}
         parameters.append(parameter | ({"required": True} if field.required else {}))
     return parameters
@@ -321,7 +321,9 @@ def test_the_body_of_a_request_is_documented(
     body = OPERATIONS[name].get("requestBody")
     schema, examples = content_of(body) if body else ({}, [])
     accepted = [row.json for row in requests_of(name) if row.status < 300]
-    assert examples == [sent for sent in accepted if sent is not None]
+    assert examples == [sent for sent in accepted if sent is not None], (
+        f"the examples of the requestBody of {name} are not the bodies that it accepts"
+    )
 
     def refused(sent: object) -> set[str]:
         row = accepted_request(name)._replace(json=sent)
@@ -329,9 +331,10 @@ def test_the_body_of_a_request_is_documented(
 
     # No member may be an object or null.
     members = schema.get("properties", {}).keys()
-    assert refused(dict.fromkeys(NAMES, {})) == members
-    assert refused(dict.fromkeys(NAMES, None)) == members
-    assert refused({}) == set(schema.get("required", []))
+    message = f"{name} checks other members than its requestBody in openapi.json has"
+    assert refused(dict.fromkeys(NAMES, {})) == members, message
+    assert refused(dict.fromkeys(NAMES, None)) == members, message
+    assert refused({}) == set(schema.get("required", [])), message
     assert schema in [{}, *map(body_schema, INPUTS)]
 
 
@@ -343,7 +346,9 @@ def test_a_body_that_is_needed_is_documented_as_required(
     if OPERATIONS[name].get("requestBody", {}).get("required", False):
         assert_error(response, 400, "malformed_body")
     else:
-        assert response.status_code < 300
+        assert response.status_code < 300, (
+            f"{name} needs a body, so its requestBody in openapi.json is required"
+        )
 
 
 def test_the_schemas_of_the_pets_are_those_of_the_code(client: FlaskClient) -> None:

@@ -128,11 +128,15 @@ def test_every_block_is_valid_shell() -> None:
 
 
 def test_every_link_leads_somewhere() -> None:
-    headings = re.findall(r"^##+ (.*)$", DOCUMENT, re.M)
-    anchors = {re.sub(r"[^a-z -]", "", h.lower()).replace(" ", "-") for h in headings}
     for target in re.findall(r"\]\((?!https:)(.*?)\)", DOCUMENT):
         file, _, anchor = target.partition("#")
-        assert anchor in anchors if anchor else (ROOT / "docs" / file).exists()
+        text = (ROOT / "docs" / (file or "server.md")).read_text("utf-8")
+        headings = re.findall(r"^##+ (.*)$", text, re.M)
+        anchors = [
+            re.sub(r"[^a-z -]", "", heading.lower()).replace(" ", "-")
+            for heading in headings
+        ]
+        assert not anchor or anchor in anchors
 
 
 # Install, proxy, keys.
