@@ -47,11 +47,12 @@ PREFLIGHT_HEADERS = (
 api = Blueprint("api", __name__)
 
 
-class StartError(ClickException):
+class StartError(ClickException, RuntimeError):
     """The service cannot start. The message is one line that says why.
 
-    Flask's command line shows a ClickException without a traceback. Exit status 3 stops
-    gunicorn; after most others it would start the worker again and again.
+    Flask's command line shows a ClickException without a traceback, and
+    `gunicorn --preload` a RuntimeError. Exit status 3 stops gunicorn; after most others
+    it would start the worker again and again.
     """
 
     exit_code = 3

@@ -364,14 +364,17 @@ def add_pet_to(path: Path) -> int:
 # The commands.
 
 
-@pytest.mark.parametrize("command", [COMMAND, ["flask", "run"]], ids=" ".join)
+@pytest.mark.parametrize(
+    ("command", "status"),
+    [(COMMAND, 3), ([*COMMAND, "--preload"], 1), (["flask", "run"], 3)],
+)
 def test_a_command_that_cannot_start_ends_with_one_line(
-    checkout: Path, command: list[str]
+    checkout: Path, command: list[str], status: int
 ) -> None:
     (checkout / "instance").touch()
     ended = run(*command, folder=checkout, PETSTORE_API_KEYS=KEY, **LOOPBACK)
     # gunicorn starts a worker again after most other statuses.
-    assert ended.returncode == 3
+    assert ended.returncode == status
     assert "Traceback" not in ended.stderr
     [line] = [line for line in ended.stderr.splitlines() if "PETSTORE_" in line]
     assert line == (
