@@ -31,7 +31,7 @@ DOCUMENT_PATH = "/v1/openapi.json"
 # 5 December 2030, 00:00 GMT, in seconds since 1970.
 GET_PET_REMOVED_AT = 1922659200
 GET_PET_HEADERS = (
-    # 20 November 2026, the first day of this service (RFC 9745).
+    # getPet is deprecated since 20 November 2026, in seconds since 1970 (RFC 9745).
     ("Deprecation", "@1795132800"),
     # The removal, as an HTTP date (RFC 8594).
     ("Sunset", "Thu, 05 Dec 2030 00:00:00 GMT"),
@@ -126,7 +126,7 @@ def add_headers(response: Response) -> Response:
     """Add the headers of every response, and the preflight headers to OPTIONS."""
     for name, value in errors.RESPONSE_HEADERS:
         response.headers.add(name, value)
-    # Flask answers OPTIONS, with the methods of the path in Allow.
+    # Flask answers OPTIONS. Its response has Allow, unless nothing is at the path.
     if request.method == "OPTIONS" and "Allow" in response.headers:
         response.headers.extend(PREFLIGHT_HEADERS)
         response.headers.add("Access-Control-Allow-Methods", ", ".join(response.allow))
@@ -188,7 +188,7 @@ def get_pet(pet_id: str) -> Response:
 
 @api.get(DOCUMENT_PATH, endpoint="getOpenapi")
 def get_openapi() -> Response:
-    """Return the OpenAPI document, with the URL below which the service is mounted."""
+    """Return the OpenAPI document. Its `servers` is /v1 below the prefix."""
     document = {**openapi_document(), "servers": [{"url": external_path("/v1")}]}
     return json_response(json.dumps(document, separators=(",", ":")).encode())
 
@@ -200,7 +200,8 @@ def get_health() -> Response:
     return json_response(b'{"status":"ok"}')
 
 
-# Below a prefix, Flask would redirect /store to /store/, on the host in the request.
+# By default, Flask redirects /store to /store/. The Location would have the host that
+# the client has sent.
 @api.get("/", strict_slashes=False)
 def get_page() -> Response:
     """Return the HTML page."""

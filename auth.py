@@ -27,8 +27,8 @@ def key_digests(setting: object) -> list[bytes]:
         # A header cannot contain a line break (RFC 9110, section 5.5). A byte order
         # mark comes from an editor, and is not meant as part of the key.
         if not key.isprintable():
-            reason = "has a character that is not printable; separate keys by commas"
-            raise ValueError(f"key {number} {reason}")
+            reason = "has a character that is not printable, such as a line break"
+            raise ValueError(f"key {number} {reason}; separate keys by commas")
     return [sha256(key.encode()).digest() for key in keys]
 
 

@@ -42,19 +42,21 @@ access_log_format = '%(h)s %(t)s "%(r)s" %(s)s %(B)s %(L)s'
 # If the log cannot be written, Python would print the request with its key.
 logging.raiseExceptions = False
 
+# Nobody needs gunicorn's control socket.
 control_socket_disable = True
 # A client cannot set SCRIPT_NAME by a header.
 forwarder_headers = ""
 
-# gunicorn ends if a worker ends with status 3. If two of them do, it fails with a
-# traceback. So only the worker that reads the byte in this pipe ends with 3.
-startup_error, _writer = os.pipe()
+# A worker that ends with status 3 stops gunicorn. A second one, with --workers 2, would
+# cause a traceback in gunicorn. This pipe holds one byte: the worker that reads it ends
+# with 3, any other with 0.
+startup_error_pipe, _writer = os.pipe()
 os.write(_writer, b".")
 os.close(_writer)
 
-# Seconds after a request is queued for a thread until the service stops reading it. If
-# they were counted from the start of reading, half-sent requests would be read one
-# after the other, with a delay for each.
+# The service stops reading a request this many seconds after it was queued for a
+# thread. If the time in the queue did not count, half-sent requests would take this
+# long one after the other.
 READ_TIMEOUT = 10.0
 # Seconds that a thread may take for a request until its connection is closed.
 CLOSE_TIMEOUT = 60.0
@@ -94,7 +96,7 @@ class Worker(ThreadWorker):
         try:
             super().load_wsgi()
         except ClickException as error:
-            if not os.read(startup_error, 1):
+            if not os.read(startup_error_pipe, 1):
                 # Another worker has shown the error.
                 raise SystemExit(0) from None
             error.show()
@@ -167,7 +169,7 @@ class Worker(ThreadWorker):
             # The text of the error quotes the request, which may contain the key.
             self.log.warning("Refused a request: %s %s", addr, type(exc).__name__)
         elif req is not None and req.body.failed:
-            # The application has already answered.
+            # The rest of the body was malformed, and the application has answered.
             return
         else:
             status = 500

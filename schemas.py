@@ -156,8 +156,9 @@ def read_body() -> bytes:
     """Return the body, and raise ServiceError if it is too large or incomplete."""
     stream: Any = request.stream
     if isinstance(stream, io.RawIOBase):
-        # The stream of `flask run` may return less than it is asked for. Its read
-        # method crashes Python (SIGSEGV) if the last chunk is cut short.
+        # The stream of `flask run` may return less than it is asked for, and its `read`
+        # crashes Python (SIGSEGV) if the last chunk is cut short. BufferedReader calls
+        # `readinto` instead, until it has everything.
         stream = io.BufferedReader(stream)
     try:
         # One byte more than allowed shows that a chunked body is too large.

@@ -1,4 +1,4 @@
-"""Try examples/rqlite.py on a cluster: cluster.py RQLITED, the path of the program.
+"""Try examples/rqlite.py on a cluster. Usage: cluster.py PATH_OF_RQLITED.
 
 Three nodes of rqlite run on the loopback interface. First, each request in
 tests/request_table.py has to get the status in that table. Then, 16 clients add pets
@@ -86,7 +86,7 @@ class Node:
 
 def start_nodes(rqlited: str, folder: Path, stack: ExitStack) -> list[Node]:
     """Start three nodes, which the stack kills at its end."""
-    # The user nobody needs the program, and a folder to write to.
+    # rqlited may run as the user `nobody`, who has to read it and write to the folder.
     shutil.copy(rqlited, folder / "rqlited")
     folder.chmod(0o777)
     servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(6)]
@@ -199,10 +199,11 @@ def try_load(nodes: list[Node], services: list[Service]) -> str:
     gap = max(later - earlier for earlier, later in pairwise([*times, end]))
     assert gap < LONGEST_GAP, "pets were refused for too long"
     assert max(pet.ended - pet.began for pet in sent) < LONGEST_REQUEST
-    refused = len(set(stored) - added)
+    stored_after_503 = len(set(stored) - added)
     return (
-        f"{len(added)} pets added, none lost or stored twice; {refused} answered with "
-        f"503 and stored; 201 again {gap:.1f} s after the leader was killed"
+        f"{len(added)} pets added, none lost or stored twice; {stored_after_503} "
+        "answered with 503 and stored; "
+        f"201 again {gap:.1f} s after the leader was killed"
     )
 
 

@@ -76,7 +76,7 @@ class Page:
         return self.browser.find_element(By.ID, element_id)
 
     def text(self, element_id: str) -> str:
-        """Return the whole text of an element, scrolled out of view or folded too."""
+        """Return the text of an element, even if it is not in view or folded."""
         return str(self.element(element_id).get_property("textContent")).strip()
 
     def value(self, element_id: str) -> str:
@@ -302,7 +302,7 @@ def check_console(page: Page) -> None:
     assert statuses == [["401"], ["400"], ["400"]], log
 
 
-def check_stopped_service(page: Page) -> None:
+def check_offline(page: Page) -> None:
     page.browser.set_network_conditions(offline=True, latency=0, throughput=0)
     answer = page.press("list-button")
     assert answer == "No answer (Failed to fetch). Is the service running?", answer
@@ -347,7 +347,7 @@ def main(url: str, key: str) -> None:
         check_keyboard(page)
         check_privacy(page)
         check_console(page)
-        check_stopped_service(page)
+        check_offline(page)
         check_old_browser(page)
     print(f"ran: the page at {url} in Chromium")
 

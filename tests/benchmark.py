@@ -45,6 +45,7 @@ class PlainStore:
     """
 
     def __init__(self, path: str) -> None:
+        # It creates the file.
         storage.PetStore(path)
         self.path = path
         self.local = threading.local()

@@ -111,7 +111,7 @@ def wal_of(database: Path) -> Path:
     return Path(f"{database}-wal")
 
 
-def copy_after_kill_9(database: Path) -> Path:
+def copy_as_if_killed(database: Path) -> Path:
     """Copy the files that would be left if this process were killed now."""
     copy = Path(mkdtemp(dir=database.parent), database.name)
     shutil.copy(database, copy)
@@ -120,9 +120,9 @@ def copy_after_kill_9(database: Path) -> Path:
     return copy
 
 
-def pets_after_kill_9(database: Path) -> list[dict[str, Any]]:
+def pets_if_killed_now(database: Path) -> list[dict[str, Any]]:
     """Return the pets that would be stored if this process were killed now."""
-    with used_by_another_program(copy_after_kill_9(database)) as connection:
+    with connected(copy_as_if_killed(database)) as connection:
         connection.row_factory = sqlite3.Row
         pets = "SELECT id, name, category_id AS categoryId, status FROM pets"
         return [dict(row) for row in connection.execute(f"{pets} ORDER BY id")]
@@ -132,9 +132,7 @@ def pets_after_kill_9(database: Path) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def used_by_another_program(
-    database: Path, *statements: str
-) -> Iterator[sqlite3.Connection]:
+def connected(database: Path, *statements: str) -> Iterator[sqlite3.Connection]:
     """Run statements in the file, and keep it open during a `with` block."""
     with closing(sqlite3.connect(database, isolation_level=None)) as connection:
         for statement in statements:
@@ -146,19 +144,19 @@ def locked_by_another_program(
     database: Path,
 ) -> AbstractContextManager[sqlite3.Connection]:
     """Hold the write lock of the file during a `with` block."""
-    return used_by_another_program(database, "BEGIN IMMEDIATE")
+    return connected(database, "BEGIN IMMEDIATE")
 
 
 def read_by_another_program(
     database: Path,
 ) -> AbstractContextManager[sqlite3.Connection]:
     """Keep a read transaction open during a `with` block."""
-    return used_by_another_program(database, "BEGIN", "SELECT * FROM pets")
+    return connected(database, "BEGIN", "SELECT * FROM pets")
 
 
 def execute(database: Path, *statements: str) -> list[tuple[Any, ...]]:
     """Run statements in the file, and return the rows of the last one."""
-    with used_by_another_program(database, *statements[:-1]) as connection:
+    with connected(database, *statements[:-1]) as connection:
         return connection.execute(statements[-1]).fetchall()
 
 

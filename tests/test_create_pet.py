@@ -65,8 +65,8 @@ def test_a_category_id_is_any_json_number_without_a_fraction(
     assert client.get("/v1/pets/1").text == response.text
 
 
-INT64 = "Must be greater than or equal to -9223372036854775808 and less than or equal "
-INT64 += "to 9223372036854775807."
+OUT_OF_INT64 = "Must be greater than or equal to -9223372036854775808 and less "
+OUT_OF_INT64 += "than or equal to 9223372036854775807."
 NOT_AN_INTEGER, NULL = "Not a valid integer.", "Field may not be null."
 NOT_A_STRING, SURROGATE = "Not a valid string.", "Must not contain lone surrogates."
 OTHER_STATUS = "Must be one of: available, pending, sold."
@@ -78,7 +78,11 @@ OTHER_STATUS = "Must be one of: available, pending, sold."
         ("name", NOT_A_STRING, ["1", "[]"]),
         ("name", NULL, ["null"]),
         ("name", SURROGATE, [r'"\ud800"', r'"a\udfffb"']),
-        ("categoryId", INT64, ["9223372036854775808", "-9223372036854775809", "1e19"]),
+        (
+            "categoryId",
+            OUT_OF_INT64,
+            ["9223372036854775808", "-9223372036854775809", "1e19"],
+        ),
         (
             "categoryId",
             NOT_AN_INTEGER,

@@ -22,7 +22,7 @@ from tests.helpers import (
     execute,
     intercept_statements,
     locked_by_another_program,
-    pets_after_kill_9,
+    pets_if_killed_now,
     post_pet,
     read_by_another_program,
     wal_of,
@@ -67,7 +67,7 @@ def add_pets_with_fault(
 
     with intercept_statements(before=run_step, after=run_step):
         responses = [post_pet(client)]
-    assert next(steps) > step, "there are fewer steps"
+    assert next(steps) > step, f"step {step} was not reached"
     responses.append(post_pet(client))
     assert responses[-1].status_code == 201
     return [response.get_json() for response in responses if response.status_code < 400]
@@ -90,7 +90,7 @@ def test_a_moved_file_is_used_again_when_it_is_back(
     moved = database.rename(database.with_suffix(".moved"))
     assert_unavailable(post_pet(file_client), file_client.get("/v1/pets"))
     assert not database.exists()
-    assert pets_after_kill_9(moved) == pets
+    assert pets_if_killed_now(moved) == pets
     moved.rename(database)
     pets.append(add_pet(file_client))
     assert all_pets(file_client) == pets
@@ -149,9 +149,9 @@ def test_another_store_replaces_the_old_one_and_is_not_mixed_with_it(
     assert all_pets(file_client) == [TOM]
     pets = [TOM, add_pet(file_client)]
     assert all_pets(file_client) == pets
-    assert pets_after_kill_9(database) == pets
+    assert pets_if_killed_now(database) == pets
     # The old file contains what was in its WAL.
-    assert pets_after_kill_9(old) == old_pets
+    assert pets_if_killed_now(old) == old_pets
 
 
 def test_the_old_file_stays_open_while_another_program_reads_it(
@@ -170,7 +170,7 @@ def test_the_old_file_stays_open_while_another_program_reads_it(
         assert_unavailable(file_client.get("/v1/pets"), post_pet(file_client))
     assert "another program still reads the replaced file" in caplog.messages[-1]
     assert all_pets(file_client) == [TOM]
-    assert pets_after_kill_9(old) == old_pets
+    assert pets_if_killed_now(old) == old_pets
 
 
 @pytest.mark.parametrize(
@@ -208,8 +208,8 @@ def test_no_pet_is_lost_if_another_store_is_moved_in_at_any_step(
     old.hardlink_to(database)
     pets = add_pets_with_fault(file_client, step, partial(other.replace, database))
     assert all_pets(file_client)[0] == TOM
-    assert all_pets(file_client) == pets_after_kill_9(database)
-    stored = pets_after_kill_9(old) + pets_after_kill_9(database)
+    assert all_pets(file_client) == pets_if_killed_now(database)
+    stored = pets_if_killed_now(old) + pets_if_killed_now(database)
     assert len(stored) == len([old_pet, TOM, *pets])
     assert all(pet in stored for pet in [old_pet, TOM, *pets])
 
@@ -223,11 +223,11 @@ def test_no_pet_is_lost_if_the_wal_is_removed(
     pets = [add_pet(file_client)]
     wal_of(database).unlink()
     assert all_pets(file_client) == pets
-    assert pets_after_kill_9(database) == pets
+    assert pets_if_killed_now(database) == pets
     for _ in range(2):
         wal_of(database).unlink()
         pets.append(add_pet(file_client))
-    assert pets_after_kill_9(database) == pets
+    assert pets_if_killed_now(database) == pets
     assert all_pets(file_client) == pets
 
 
@@ -239,13 +239,14 @@ def test_no_pet_is_lost_if_the_wal_is_removed_at_any_step(
     remove_wal = partial(wal_of(database).unlink, missing_ok=True)
     pets += add_pets_with_fault(file_client, step, remove_wal)
     assert all_pets(file_client) == pets
-    assert pets_after_kill_9(database) == pets
+    assert pets_if_killed_now(database) == pets
 
 
 def test_reads_fail_early_during_a_write_if_the_files_have_to_be_opened(
     database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The write waits in SQLite until the lock is released.
+    # The connections are opened with a long timeout, so that the write waits in SQLite.
+    # The reads have a short one.
     monkeypatch.setattr(storage, "BUSY_TIMEOUT", TIMEOUT)
     client = create_client(database)
     pets = [add_pet(client)]
@@ -305,7 +306,7 @@ def test_a_damaged_file_is_refused_until_it_is_restored(
         backup.replace(database)
     assert all_pets(client) == pets
     pets.append(add_pet(client))
-    assert pets_after_kill_9(database) == pets
+    assert pets_if_killed_now(database) == pets
 
 
 def test_the_wal_of_a_truncated_file_is_not_applied_to_its_backup(
@@ -357,7 +358,7 @@ def test_the_path_may_lead_over_links_to_an_empty_or_missing_file(
     monkeypatch.chdir("/")
     pets = [add_pet(client), add_pet(client)]
     file = tmp_path / "folder" / target
-    assert pets_after_kill_9(file) == pets
+    assert pets_if_killed_now(file) == pets
     assert all_pets(client) == pets
     assert (tmp_path / "folder" / "pets.db").is_symlink()
 
@@ -373,4 +374,4 @@ def test_a_link_that_leads_to_another_file_opens_that_file(
     database.unlink()
     database.symlink_to(second)
     assert all_pets(client) == [TOM]
-    assert pets_after_kill_9(first) == pets
+    assert pets_if_killed_now(first) == pets

@@ -1,4 +1,4 @@
-"""gunicorn: refused requests, closed connections, the log, and a reload."""
+"""gunicorn: refused requests, stalled clients, a prefix, the log, and a reload."""
 
 import json
 import re
@@ -234,7 +234,7 @@ def test_the_worker_survives_if_no_thread_can_start(
     with serving(database, [*command, "--config", config]) as service:
         assert service.request("GET", "/break").status == 200
         with ExitStack() as stack:
-            # More than there are threads. The service closes those that get none.
+            # More than the threads that have started. The service closes the others.
             stalled = [stack.enter_context(connect(service.port)) for _ in range(4)]
             for connection in stalled:
                 connection.sendall(HALF_HEAD)

@@ -29,7 +29,7 @@ DOCUMENT = json.loads((ROOT / "openapi.json").read_bytes())
 
 
 def inlined(node: Any) -> Any:
-    """Return a part of the document without `$ref` and without descriptions."""
+    """Return a part of the document with `$ref` resolved and without descriptions."""
     if isinstance(node, list):
         return [inlined(item) for item in node]
     if not isinstance(node, dict):
@@ -68,7 +68,7 @@ def documented_path(row: Request) -> str | None:
 
 
 def requests_of(name: str) -> list[Request]:
-    """Return the requests for an operation, or for a method that its path lacks."""
+    """Return the requests for an operation, and those for its path that get 405."""
     method, path = OPERATIONS[name]["route"].split()
     rows = [row for row in REQUESTS if documented_path(row) == path]
     return [row for row in rows if row.method == method or row.status == 405]
@@ -173,15 +173,15 @@ def test_the_examples_of_a_response_are_real(
     if "content" not in documented:
         return
     _, examples = content_of(documented)
-    # Operations that share a response share its examples, but their messages may
-    # differ. So one of these operations has to return exactly the examples.
+    # Several operations may share a response in the document, and return different
+    # messages. One of them has to return exactly the examples.
     sharing = [
         o for o in OPERATIONS if OPERATIONS[o]["responses"].get(status) == documented
     ]
     real = []
     for operation in sharing:
         bodies = [response.get_json() for response in responses(operation, status)]
-        # An empty page shows nothing, and the document is not an example of itself.
+        # Empty pages and the OpenAPI document need no examples.
         real.append(
             sort_unique([body for body in bodies if body not in ([], DOCUMENT)])
         )
@@ -202,11 +202,14 @@ def test_the_headers_of_a_response_are_documented(
         type_ = "integer" if values[0].isdecimal() else "string"
         assert header["schema"]["type"] == type_
         value = header["schema"].get("const", header.get("example"))
-        # The methods may come in any order.
-        assert value is None if field == "Allow" else str(value) in values
+        if field == "Allow":
+            # No example: the methods may come in any order.
+            assert value is None
+        else:
+            assert str(value) in values
 
 
-def test_the_404_that_operations_share_has_no_deprecation_headers() -> None:
+def test_the_404_for_new_operations_is_that_of_get_pet_without_headers() -> None:
     own = OPERATIONS["getPet"]["responses"]["404"]
     assert own.keys() == {"headers", "content"}
     shared = inlined(DOCUMENT["components"]["responses"]["PetNotFound"])
@@ -217,8 +220,9 @@ def test_the_404_that_operations_share_has_no_deprecation_headers() -> None:
 
 # The marshmallow schemas that the code loads queries and bodies with.
 INPUTS = [value for value in vars(schemas).values() if isinstance(value, Schema)]
-# JSON schemas by the types of fields, and by the types of examples.
+# The JSON schema of each type of field.
 FIELD_SCHEMAS = {fields.Integer: {"type": "integer"}, fields.String: {"type": "string"}}
+# The JSON schema of a parameter in the path, by the type of its example.
 PATH_SCHEMAS = {int: {"type": "integer", "format": "int64"}, str: {"type": "string"}}
 
 
@@ -242,7 +246,7 @@ def json_schema(field: fields.Field) -> dict[str, Any]:
 
 def body_schema(schema: Schema) -> dict[str, Any]:
     """Return the JSON schema of the bodies that a schema accepts."""
-    # Defaults are left out: in types generated from them, members would be required.
+    # No `default`: code generators would make these members required.
     members = {json_name(field): field for field in schema.fields.values()}
     required = [name for name, field in members.items() if field.required]
     return {
@@ -293,7 +297,7 @@ def test_the_parameters_in_the_path_are_documented(name: str) -> None:
         assert parameter.keys() == {"name", "in", "required", "schema", "example"}
         assert parameter["required"] is True
         assert parameter["schema"] == PATH_SCHEMAS[type(parameter["example"])]
-    # With these examples, it is the path of a request that the operation accepts.
+    # With these examples, the path is that of a request that the operation accepts.
     examples = {p["name"]: p["example"] for p in documented}
     assert path.format(**examples) == accepted_request(name).path.partition("?")[0]
 

@@ -53,7 +53,7 @@ def test_a_request_is_sent_to_one_node_only() -> None:
             other.setblocking(True)
 
 
-def test_no_reachable_node_is_an_unavailable_store() -> None:
+def test_the_store_is_unavailable_if_no_node_can_be_reached() -> None:
     # Nothing listens at a port that is bound only.
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))

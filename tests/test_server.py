@@ -81,7 +81,7 @@ class Load:
     def wait_for_creates(self) -> None:
         """Wait for the 201 of pets that were sent after this call."""
         with self.condition:
-            # Each of the eight clients has at most one request under way.
+            # Up to 8 of the next 16 responses are to requests that were sent before.
             count = len(self.acknowledged) + 16
             assert self.condition.wait_for(
                 lambda: len(self.acknowledged) >= count, TIMEOUT

@@ -27,7 +27,7 @@ UNIT.optionxform = str  # type: ignore[assignment, method-assign]
 UNIT.read_string(FILES["/etc/systemd/system/petstore.service"])
 NGINX = FILES["/etc/nginx/conf.d/petstore.conf"]
 
-# What the scripts need of sqlite3's command line, which may not be installed.
+# Used instead of the program sqlite3, which may not be installed.
 SQLITE3 = f"""#!{sys.executable} -IS
 import sqlite3, sys
 *options, path, statement = sys.argv[1:]

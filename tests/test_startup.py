@@ -23,10 +23,10 @@ from tests.helpers import (
     NEW_PET,
     add_pet,
     all_pets,
-    copy_after_kill_9,
+    connected,
+    copy_as_if_killed,
     execute,
     locked_by_another_program,
-    used_by_another_program,
     wal_of,
 )
 from tests.process import AUTHORIZED, COMMAND, KEY, LOOPBACK, ROOT, TIMEOUT, run
@@ -53,7 +53,8 @@ def read_files(folder: Path) -> dict[str, bytes | None]:
 
 NO_KEY = "it has no key; set it to one or more, separated by commas"
 NOT_A_STRING = "it must be a string of keys, separated by commas"
-NOT_PRINTABLE = "has a character that is not printable; separate keys by commas"
+NOT_PRINTABLE = "has a character that is not printable, such as a line break; "
+NOT_PRINTABLE += "separate keys by commas"
 
 
 @pytest.mark.parametrize(
@@ -80,7 +81,7 @@ def test_a_database_must_be_a_path(
     assert read_files(tmp_path) == {}
 
 
-def test_the_mapping_overrides_the_environment(
+def test_the_config_argument_overrides_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PETSTORE_API_KEYS", "1234567890, true")
@@ -110,7 +111,7 @@ def create_wal_database(path: Path, version: int) -> None:
         "INSERT INTO pets (breed) VALUES ('Collie')",
     ]
     source = path.parent.parent / "source.db"
-    with used_by_another_program(source, *statements):
+    with connected(source, *statements):
         shutil.copy(source, path)
         shutil.copy(wal_of(source), wal_of(path))
 
@@ -238,6 +239,7 @@ def test_an_old_sqlite_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_store_with_the_earlier_index_is_opened_as_it_is(database: Path) -> None:
+    # Earlier versions of the service created an index of status and id.
     statements = [
         "PRAGMA journal_mode = WAL",
         "CREATE TABLE pets (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL, "
@@ -261,25 +263,38 @@ def test_a_store_with_an_interrupted_transaction_is_opened(
 ) -> None:
     client = create_client(database)
     pets = [add_pet(client)]
-    copy = copy_after_kill_9(database)
+    copy = copy_as_if_killed(database)
     # Large enough for SQLite to write to the file before the COMMIT.
     delete = ["PRAGMA journal_mode = DELETE", "PRAGMA cache_size = 1", "BEGIN"]
     delete += ["DELETE FROM pets", "CREATE TABLE a AS SELECT zeroblob(1e6)"]
     killed = copy.with_name("killed.db")
-    with used_by_another_program(copy, *delete):
+    with connected(copy, *delete):
         for suffix in ("", "-journal"):
             shutil.copy(f"{copy}{suffix}", f"{killed}{suffix}")
     assert all_pets(create_client(killed)) == pets
+
+
+def test_a_store_that_was_killed_in_a_checkpoint_is_opened(
+    file_client: FlaskClient, database: Path
+) -> None:
+    pets = [add_pet(file_client, name="x" * 10_000) for _ in range(10)]
+    copy = copy_as_if_killed(database)
+    execute(database, "PRAGMA wal_checkpoint(TRUNCATE)")
+    # A checkpoint copies page 1 first. It has the number of pages, and the file does
+    # not have all of them yet.
+    with copy.open("r+b") as file:
+        file.write(database.read_bytes()[:4096])
+    assert all_pets(create_client(copy)) == pets
 
 
 def test_a_file_whose_creation_was_killed_is_created_again(
     tmp_path: Path, database: Path
 ) -> None:
     source = tmp_path / "source.db"
-    # SQLite writes the whole journal before the COMMIT if it does not sync.
+    # Without syncs, the journal is complete before the COMMIT, and can be copied.
     create = ["PRAGMA synchronous = OFF", "BEGIN", storage.CREATE_TABLE]
     create += [storage.CREATE_INDEX, "PRAGMA user_version = 1"]
-    with used_by_another_program(source, *create) as connection:
+    with connected(source, *create) as connection:
         shutil.copy(f"{source}-journal", f"{database}-journal")
         connection.execute("COMMIT")
         shutil.copy(source, database)
@@ -289,7 +304,10 @@ def test_a_file_whose_creation_was_killed_is_created_again(
 
 
 def create_backup(path: Path) -> None:
-    """Create a store in the mode of a backup. Its readers block the change to WAL."""
+    """Create a store with the journal mode of a backup.
+
+    A program that reads this file blocks the change to WAL mode.
+    """
     create_client(path)
     execute(path, "PRAGMA journal_mode = DELETE")
 
@@ -312,7 +330,7 @@ def test_startup_waits_for_programs_that_use_a_new_or_restored_file(
     create(database)
     with (
         ThreadPoolExecutor(1) as threads,
-        used_by_another_program(database, *use) as other,
+        connected(database, *use) as other,
     ):
         startup = threads.submit(create_client, database)
         assert not wait([startup], 0.3).done
@@ -329,7 +347,7 @@ def test_startup_does_not_wait_forever(
 ) -> None:
     create(database)
     monkeypatch.setattr(storage, "STARTUP_TIMEOUT", 0.1)
-    with ThreadPoolExecutor(1) as threads, used_by_another_program(database, *use):
+    with ThreadPoolExecutor(1) as threads, connected(database, *use):
         startup = threads.submit(create_client, database)
         wait([startup], TIMEOUT)
     with pytest.raises(StartError, match=f"{database}: database is locked; "):
@@ -340,7 +358,7 @@ def test_startup_does_not_wait_for_a_write_to_a_store(
     file_client: FlaskClient, database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storage, "STARTUP_TIMEOUT", 0.1)
-    # The time that a store waits before it is closed.
+    # At its end, a store waits this long for the lock.
     monkeypatch.setattr(storage, "BUSY_TIMEOUT", 0.1)
     pets = [add_pet(file_client)]
     with locked_by_another_program(database):
@@ -439,15 +457,3 @@ def test_every_url_has_the_prefix(client: FlaskClient) -> None:
     # A redirect would lead to the host in the request, which the client chooses.
     for path in (prefix, f"{prefix}/"):
         assert client.get(path).status_code == 200
-
-
-def test_a_store_that_was_killed_in_a_checkpoint_is_opened(
-    file_client: FlaskClient, database: Path
-) -> None:
-    pets = [add_pet(file_client, name="x" * 10_000) for _ in range(10)]
-    copy = copy_after_kill_9(database)
-    execute(database, "PRAGMA wal_checkpoint(TRUNCATE)")
-    # SQLite copies the first page first, which counts pages that are not there yet.
-    with copy.open("r+b") as file:
-        file.write(database.read_bytes()[:4096])
-    assert all_pets(create_client(copy)) == pets

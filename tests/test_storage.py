@@ -23,13 +23,13 @@ from tests.helpers import (
     add_pets,
     all_pets,
     assert_unavailable,
-    copy_after_kill_9,
+    connected,
+    copy_as_if_killed,
     execute,
     intercept_statements,
     locked_by_another_program,
-    pets_after_kill_9,
+    pets_if_killed_now,
     post_pet,
-    used_by_another_program,
     wal_of,
 )
 from tests.process import TIMEOUT, run
@@ -70,7 +70,7 @@ def test_the_index_finds_a_page_of_one_status(
 ) -> None:
     query = f"EXPLAIN QUERY PLAN {storage.SELECT_PAGE_OF_STATUS}"
     values = {"limit": 20, "status": "sold", "after": 0}
-    with used_by_another_program(database) as connection:
+    with connected(database) as connection:
         [(*_, plan)] = connection.execute(query, values)
     assert plan == "SEARCH pets USING INDEX pets_by_status (status=? AND rowid>?)"
 
@@ -159,7 +159,7 @@ def test_one_failing_statement_fails_its_whole_batch(
     assert [create.result().status_code for create in creates] == [500] * 8
     pet = add_pet(file_client)
     assert pet["id"] == 1
-    assert pets_after_kill_9(database) == [pet]
+    assert pets_if_killed_now(database) == [pet]
 
 
 def test_a_commit_that_could_not_be_synced_is_not_replayed(database: Path) -> None:
@@ -169,11 +169,11 @@ def test_a_commit_that_could_not_be_synced_is_not_replayed(database: Path) -> No
         if sql != "COMMIT" or next(syncs, "works") == "works":
             return
         # A failed sync leaves the whole commit in the WAL.
-        copy = copy_after_kill_9(database)
+        copy = copy_as_if_killed(database)
         add_other = "INSERT INTO pets VALUES (2, 'not synced', 1, 'sold')"
-        with used_by_another_program(copy, add_other):
+        with connected(copy, add_other):
             wal_of(database).write_bytes(wal_of(copy).read_bytes())
-        assert len(pets_after_kill_9(database)) == 2
+        assert len(pets_if_killed_now(database)) == 2
         error = sqlite3.OperationalError("disk I/O error")
         error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
         raise error
@@ -182,9 +182,9 @@ def test_a_commit_that_could_not_be_synced_is_not_replayed(database: Path) -> No
     with intercept_statements(before=fail_to_sync):
         pets = [add_pet(client)]
         assert_unavailable(post_pet(client))
-    assert pets_after_kill_9(database) == pets
+    assert pets_if_killed_now(database) == pets
     pets.append(add_pet(client))
-    assert pets_after_kill_9(database) == pets
+    assert pets_if_killed_now(database) == pets
 
 
 @pytest.mark.parametrize("is_in_memory", [True, False])
