@@ -54,9 +54,6 @@ PROBE = "SELECT id, name, category_id, status FROM pets LIMIT 1"
 
 Values = Mapping[str, object]
 Rows = list[tuple[Any, ...]]
-# Device and inode of a database, then those of its WAL. A file that replaces another
-# one has another inode.
-FileIds = tuple[int, int, int, int]
 
 
 class StorageUnavailable(Exception):
@@ -80,8 +77,8 @@ class PetStore:
       stored later. If a store cannot promise this, its documentation says so.
     - If the store cannot answer, a method raises StorageUnavailable within about five
       seconds. (PetStore waits longer only while the disk itself stalls.)
-    - If a database server cannot be reached, the constructor does not fail, because the
-      service would not start. The methods raise StorageUnavailable until it is back.
+    - The constructor does not fail if a database server cannot be reached. Otherwise,
+      the service would not start.
     """
 
     def __init__(self, path: str) -> None:
@@ -127,17 +124,21 @@ class PetStore:
 
 # Seconds to wait for a lock that another process holds, at startup.
 STARTUP_TIMEOUT = 5.0
-# Seconds for one attempt to get the lock later, and for all attempts of a write.
+# Seconds for one attempt to get the lock after startup.
 BUSY_TIMEOUT = 0.8
+# Seconds for all attempts of a write.
 WRITE_TIMEOUT = 5.0
 # If more writes than this are queued, all of them fail after one attempt. The server
 # has sixteen threads, and some of them have to be left for reads.
 MAX_WAITING_WRITES = 8
 
-# Result codes of SQLite (sqlite.org/rescode.html).
-BUGS = {sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT}
-DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
-# What to do about an error.
+# Exceptions that may be raised without a bug.
+FAILURES = (sqlite3.Error, MemoryError, OSError)
+# Result codes of SQLite (sqlite.org/rescode.html) that show a bug of this program, and
+# those of a damaged file.
+BUG_CODES = {sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT}
+DAMAGED_CODES = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+# The cause of an error, or what to do about it.
 CHECK_ACCESS = (
     "its folder must exist, and this user must be allowed to write to the folder and "
     "the file"
@@ -159,6 +160,16 @@ class QueuedWrite(NamedTuple):
     future: Future[Rows]
     sql: str
     values: Values
+
+
+class FileIds(NamedTuple):
+    """The device and inode of a database and of its WAL.
+
+    A file that replaces another one has another inode.
+    """
+
+    database: tuple[int, int]
+    wal: tuple[int, int]
 
 
 class Connections(NamedTuple):
@@ -184,8 +195,8 @@ class Database:
     read or write opens the two connections.
 
     Each connection has a lock. A thread that needs both locks takes the write lock
-    first. The locks are reentrant, because the garbage collector may call `close` in
-    any thread, even in one that already holds one of them.
+    first. The locks are reentrant: in memory, both are the same lock, and the garbage
+    collector may call `close` in a thread that already holds one.
     """
 
     def __init__(self, path: str) -> None:
@@ -196,7 +207,8 @@ class Database:
         self._path = path if self._in_memory else os.path.abspath(path)
         self._pid: int | None = None
         self._connections: Connections | None = None
-        self._last_connections: Connections | None = None
+        # The latest connections, even if they are closed.
+        self._last_opened: Connections | None = None
         self._is_damaged = False
         self._is_closed = False
         self._write_lock = threading.RLock()
@@ -204,14 +216,14 @@ class Database:
         self._read_lock = self._write_lock if self._in_memory else threading.RLock()
         self._queue: list[QueuedWrite] = []
         self._queue_lock = threading.Lock()
-        # The writes of the latest transaction, until their rows are returned.
+        # The latest batch that was committed, until its writes have their results.
         self._committed: list[tuple[Future[Rows], Rows]] = []
         self._executor = ThreadPoolExecutor(1)
         if not self._in_memory:
             try:
                 self._prepare_file()
-            except sqlite3.Error as error:
-                self._reraise(error)
+            except FAILURES as error:
+                self._raise_unavailable(error)
 
     def read(self, sql: str, values: Values) -> Rows:
         """Return the rows of a query."""
@@ -221,36 +233,38 @@ class Database:
                 if connections := self._current_connections():
                     return connections.reader.execute(sql, values).fetchall()
             return self._read_after_opening(sql, values)
-        except (sqlite3.Error, MemoryError) as error:
-            self._reraise(error)
+        except FAILURES as error:
+            self._raise_unavailable(error)
 
     def write(self, sql: str, values: Values) -> Rows:
         """Return the rows of a statement once its changes are on the disk.
 
-        A sync of the disk takes milliseconds, no matter how many threads wait for it.
-        So the statement is queued, and one thread commits everything that is queued in
-        one transaction (group commit). If one statement fails, all of them fail.
+        A commit waits until the disk has synced. That takes milliseconds, no matter how
+        many threads wait for it. So the statement is queued, and one thread commits
+        everything that is queued in one transaction (group commit). If one statement
+        fails, all of them fail.
         """
         self._require_same_process()
         future: Future[Rows] = Future()
         with self._queue_lock:
-            self._queue.append(QueuedWrite(future, sql, values))
-            # If others are queued, their commit will include this write.
-            if len(self._queue) == 1:
+            # The first write submits a commit, which includes those that follow.
+            if not self._queue:
                 try:
                     self._executor.submit(self._commit_queue)
-                except RuntimeError as error:
+                except (RuntimeError, MemoryError) as error:
                     # Python is shutting down, or no thread can start.
-                    self._queue.pop()
-                    raise self._unavailable(error) from error
+                    self._raise_unavailable(error)
+            self._queue.append(QueuedWrite(future, sql, values))
         try:
+            # Wait for the commit. If it fails, result() raises its exception.
             return future.result()
-        except (sqlite3.Error, MemoryError) as error:
-            self._reraise(error)
+        except FAILURES as error:
+            self._raise_unavailable(error)
 
     def close(self) -> None:
         """Close the connections for good, after the statements in progress."""
         if self._pid not in (None, os.getpid()):
+            # The connections belong to the process that has been forked.
             return
         self._executor.shutdown(wait=False)
         with self._write_lock:
@@ -276,8 +290,8 @@ class Database:
 
     def _read_after_opening(self, sql: str, values: Values) -> Rows:
         """Open the files at the path, and return the rows of a query."""
-        # Without a timeout, many reads would wait for each other while another process
-        # holds a lock.
+        # With a timeout: the thread that has the write lock may wait for another
+        # process, and many reads would wait for that thread, one after the other.
         if not self._write_lock.acquire(timeout=BUSY_TIMEOUT):
             raise self._unavailable("another request is writing to it or opening it")
         try:
@@ -288,7 +302,11 @@ class Database:
             self._write_lock.release()
 
     def _commit_queue(self) -> None:
-        """Commit all queued writes in one transaction."""
+        """Commit all queued writes in one transaction.
+
+        If more writes are queued by then, another commit has been submitted, and sets
+        the results of this one: see `_execute`.
+        """
         batch: list[QueuedWrite] = []
         try:
             with self._write_lock:
@@ -296,20 +314,20 @@ class Database:
                 batch = self._take_queue()
                 results = self._execute(writer, batch)
         except Exception as error:
-            self._return_rows()
-            # If the transaction could not begin, everything that is queued fails.
-            for write in batch or self._take_queue():
+            self._set_results()
+            if not batch:
+                # The transaction could not begin, so everything that is queued fails.
+                batch = self._take_queue()
+            for write in batch:
                 write.future.set_exception(error)
         else:
             futures = [write.future for write in batch]
             self._committed = list(zip(futures, results, strict=True))
-            with self._queue_lock:
-                is_last = not self._queue
-            if is_last:
-                self._return_rows()
+            if not self._queue:
+                self._set_results()
 
-    def _return_rows(self) -> None:
-        """Return their rows to the writes of the latest transaction."""
+    def _set_results(self) -> None:
+        """Give each write of the latest batch its rows, so that its thread goes on."""
         committed, self._committed = self._committed, []
         for future, rows in committed:
             future.set_result(rows)
@@ -330,7 +348,8 @@ class Database:
                 connections.writer.rollback()
                 connections.writer.execute("BEGIN IMMEDIATE")
             except sqlite3.OperationalError as error:
-                self._return_rows()
+                # Writes that are committed do not wait for the next attempt.
+                self._set_results()
                 too_many = len(self._queue) > MAX_WAITING_WRITES
                 if not is_busy(error) or too_many or monotonic() > deadline:
                     raise
@@ -348,17 +367,19 @@ class Database:
             results = [
                 writer.execute(write.sql, write.values).fetchall() for write in batch
             ]
-            # The writes of the transaction before return during the sync. If they
-            # returned earlier, their threads would slow down the statements above.
-            self._return_rows()
+            # The threads of the previous batch go on while COMMIT waits for the disk.
+            # Earlier, they would compete with the statements above for Python's global
+            # lock: with a sync of 4 ms, creates were a third slower.
+            self._set_results()
             writer.execute("COMMIT")
         except Exception:
             writer.rollback()
-            # If COMMIT could not sync, the WAL contains the whole transaction, and the
-            # next startup would store it. So overwrite it with a commit that changes
-            # nothing.
+            # If COMMIT could not sync, the whole transaction is in the WAL even after
+            # the rollback, and the next startup would store it. The next commit is
+            # written over it, so commit something that changes nothing.
             with suppress(sqlite3.Error):
-                writer.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+                [(version,)] = writer.execute("PRAGMA user_version").fetchall()
+                writer.execute(f"PRAGMA user_version = {version}")
             raise
         return results
 
@@ -369,7 +390,7 @@ class Database:
             return connections
         if self._is_damaged:
             return None
-        ids = find_files(self._path, connections.wal)
+        ids = get_file_ids(self._path, connections.wal)
         return connections if ids == connections.file_ids else None
 
     def _reopen(self) -> Connections:
@@ -381,26 +402,36 @@ class Database:
             return self._connections
         if get_size(self._path) == 0:
             # SQLite would delete the WAL, and the pets in it.
-            raise self._unavailable("it is empty; put the database back")
+            raise self._unavailable("it is empty; move the database or a backup there")
+        opened = self._connections
+        if opened and get_file_ids(self._path, opened.wal) != opened.file_ids:
+            self._close_moved_files()
+        if self._last_opened:
+            self._remove_wal_of(self._last_opened)
+        connections = self._open_file()
+        # These are still open if SQLite has found that the file is damaged.
+        self._close_connections()
+        self._is_damaged = False
+        self._connections = self._last_opened = connections
+        return connections
+
+    def _close_moved_files(self) -> None:
+        """Close the open files, which are no longer at the path."""
         try:
             self._checkpoint()
         except sqlite3.Error as error:
-            # A damaged file cannot be checkpointed. A backup may have replaced it.
-            if result_code(error) not in DAMAGED:
+            # A damaged file cannot be checkpointed. It stays open until another file
+            # is at the path: a closed file could leave its inode to that file.
+            is_replaced = get_size(self._path) is not None
+            if result_code(error) not in DAMAGED_CODES or not is_replaced:
                 raise
         self._close_connections()
-        if self._last_connections:
-            self._set_wal_aside(self._last_connections)
-        connections = self._open_file()
-        self._is_damaged = False
-        self._connections = self._last_connections = connections
-        return connections
 
     def _checkpoint(self) -> None:
         """Copy what is only in the WAL into the open database.
 
-        SQLite does so when it closes a database, but not if the files are no longer at
-        the path. Then the next program may open the database without its WAL.
+        SQLite does this when it closes a database, but not if the database has been
+        moved. The next program might then open it without its WAL.
         """
         if not self._connections:
             return
@@ -409,7 +440,7 @@ class Database:
         checkpoint = self._connections.writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         busy, _, _ = checkpoint.fetchone()
         if busy:
-            raise self._unavailable("another program still reads the replaced file")
+            raise self._unavailable("another program still reads the old files")
 
     def _close_connections(self) -> None:
         """Close the connections after the reads in progress. Needs the write lock."""
@@ -419,23 +450,29 @@ class Database:
                 connections.reader.close()
                 connections.writer.close()
 
-    def _set_wal_aside(self, closed: Connections) -> None:
-        """Rename the WAL of a damaged file that another file has replaced.
+    def _remove_wal_of(self, closed: Connections) -> None:
+        """Remove the WAL of a closed file that another file has replaced.
 
-        SQLite would apply it to the new file.
+        SQLite has left it if the closed file is damaged, or if another program uses
+        that file. It would use the WAL, and its index in the file -shm, for the new
+        file.
         """
-        ids = find_files(self._path, closed.wal)
-        if not ids or not get_size(closed.wal):
+        wal = self._wal_path()
+        ids = get_file_ids(self._path, wal)
+        if not ids or ids.wal != closed.file_ids.wal:
             return
-        is_new_file = ids[:2] != closed.file_ids[:2]
-        is_old_wal = ids[2:] == closed.file_ids[2:]
-        if is_new_file and is_old_wal:
-            os.replace(closed.wal, f"{closed.wal}-damaged")
+        if ids.database == closed.file_ids.database:
+            return
+        if get_size(wal):
+            os.replace(wal, f"{wal}-damaged")
+        else:
+            os.remove(wal)
+        Path(wal.removesuffix("-wal") + "-shm").unlink(missing_ok=True)
 
     def _open_memory(self) -> Connections:
-        connection = self._connect("memory", 0)
+        connection = self._connect("mode=memory", 0)
         create_schema(connection)
-        return Connections(connection, connection, "", (0, 0, 0, 0))
+        return Connections(connection, connection, "", FileIds((0, 0), (0, 0)))
 
     def _open_file(self) -> Connections:
         """Open two connections to the files at the path.
@@ -444,42 +481,47 @@ class Database:
         the files are compared before and after.
         """
         self._require_pet_store()
-        # SQLite puts the WAL next to the file that a symbolic link leads to.
-        wal = os.path.realpath(self._path) + "-wal"
-        # The first read creates the WAL. The first connection keeps it for the others.
-        with closing(self._connect("rw", BUSY_TIMEOUT)) as first:
+        wal = self._wal_path()
+        opened: list[sqlite3.Connection] = []
+        # SQLite creates the WAL at the first read, and deletes it when the last
+        # connection is closed. So this connection stays open until the others use it.
+        with closing(self._connect("mode=rw", BUSY_TIMEOUT)) as first:
             self._set_wal_mode(first, BUSY_TIMEOUT)
             first.execute(PROBE).fetchall()
-            before = find_files(self._path, wal)
-            reader = self._connect("rw", BUSY_TIMEOUT)
-            writer = self._connect("rw", BUSY_TIMEOUT)
+            before = get_file_ids(self._path, wal)
             try:
+                for _ in range(2):
+                    opened.append(self._connect("mode=rw", BUSY_TIMEOUT))
+                    # SQLite opens the WAL at the first read.
+                    opened[-1].execute(PROBE).fetchall()
+                reader, writer = opened
                 reader.execute("PRAGMA query_only = ON")
                 # COMMIT returns after the WAL is on the disk.
                 writer.execute("PRAGMA synchronous = FULL")
-                # SQLite opens the WAL at the first read.
-                reader.execute(PROBE).fetchall()
-                writer.execute(PROBE).fetchall()
-                after = find_files(self._path, wal)
+                after = get_file_ids(self._path, wal)
                 if not after or after != before:
                     raise self._unavailable("it was moved while it was being opened")
             except Exception:
-                reader.close()
-                writer.close()
+                for connection in opened:
+                    connection.close()
                 raise
         return Connections(reader, writer, wal, after)
 
-    def _connect(self, mode: str, timeout: float) -> sqlite3.Connection:
-        """Return a new connection in a mode of SQLite's URIs (sqlite.org/uri.html)."""
+    def _wal_path(self) -> str:
+        """Return the path of the WAL. Symbolic links to the database are followed."""
+        return os.path.realpath(self._path) + "-wal"
+
+    def _connect(self, options: str, timeout: float) -> sqlite3.Connection:
+        """Return a new connection with options of a URI (sqlite.org/uri.html)."""
         uri = "file:" if self._in_memory else Path(self._path).as_uri()
         connection = sqlite3.connect(
-            f"{uri}?mode={mode}",
+            f"{uri}?{options}",
             uri=True,
             timeout=timeout,
             isolation_level=None,  # This class begins and commits transactions.
             check_same_thread=False,
         )
-        # JSON is sent as it comes from SQLite.
+        # Text is returned as bytes, so that the JSON of a pet is sent as it is.
         connection.text_factory = bytes
         return connection
 
@@ -487,45 +529,60 @@ class Database:
         """Create the file if it is missing or empty, otherwise check it."""
         if os.path.isdir(self._path):
             raise self._unavailable("it is a folder; choose a file in it")
+        self._roll_back_journal()
+        self._create_if_missing()
+        self._require_pet_store(STARTUP_TIMEOUT)
+        self._require_intact()
+        with closing(self._connect("mode=rw", STARTUP_TIMEOUT)) as connection:
+            self._set_wal_mode(connection, STARTUP_TIMEOUT)
+
+    def _roll_back_journal(self) -> None:
+        """Roll back a transaction in which a process was killed.
+
+        Without WAL mode, as when the file is created, SQLite keeps the old content in a
+        journal. It rolls back by itself, but only on a connection that may write.
+        """
         journal = os.path.realpath(self._path) + "-journal"
         if get_size(self._path) and os.path.exists(journal):
-            # A process was killed during a transaction, such as the creation of the
-            # file. SQLite rolls it back, but only on a connection that may write.
-            self._require_version_in_file()
-            with closing(self._connect("rw", STARTUP_TIMEOUT)) as connection:
+            self._require_version_without_wal()
+            with closing(self._connect("mode=rw", STARTUP_TIMEOUT)) as connection:
                 connection.execute("PRAGMA user_version").fetchall()
-        wal = os.path.realpath(self._path) + "-wal"
-        # The WAL comes first: another process may create the database at this moment.
+
+    def _create_if_missing(self) -> None:
+        """Create the database if the file is missing or empty."""
+        wal = self._wal_path()
+        # Look for the WAL first: after that, another process may create both files.
         has_wal = bool(get_size(wal))
-        if not get_size(self._path):
-            if has_wal:
-                # SQLite would delete the WAL, and the pets in it.
-                raise self._unavailable(
-                    f"it is missing or empty, but {wal} contains changes; put the "
-                    "database back, or delete that file"
-                )
-            # Several processes may do this at once: the first one creates the schema.
-            with closing(self._connect("rwc", STARTUP_TIMEOUT)) as connection:
-                was_created = create_schema(connection)
-            if was_created:
-                log = logging.getLogger(__name__)
-                log.warning("Created a new database: %s", self._path)
-        self._require_pet_store(STARTUP_TIMEOUT)
-        with closing(self._connect("ro", STARTUP_TIMEOUT)) as connection:
+        if get_size(self._path):
+            return
+        if has_wal:
+            # SQLite would delete the WAL, and the pets in it.
+            raise self._unavailable(
+                f"it is missing or empty, but {wal} contains changes; put the "
+                "database back, or delete that file"
+            )
+        # Several processes may do this at once: the first one creates the schema.
+        with closing(self._connect("mode=rwc", STARTUP_TIMEOUT)) as connection:
+            was_created = create_schema(connection)
+        if was_created:
+            log = logging.getLogger(__name__)
+            log.warning("Created a new database: %s", self._path)
+
+    def _require_intact(self) -> None:
+        """Raise StorageUnavailable if SQLite finds damage in the file."""
+        with closing(self._connect("mode=ro", STARTUP_TIMEOUT)) as connection:
             [(verdict,)] = connection.execute("PRAGMA quick_check(1)").fetchall()
         if verdict != b"ok":
             reason = " ".join(verdict.decode().split())
             raise self._unavailable(f"it is damaged ({reason}); restore a backup")
-        with closing(self._connect("rw", STARTUP_TIMEOUT)) as connection:
-            self._set_wal_mode(connection, STARTUP_TIMEOUT)
 
     def _require_pet_store(self, timeout: float = BUSY_TIMEOUT) -> None:
         """Raise StorageUnavailable if the file is not a pet store of this version.
 
         A file of another program is left as it is, its WAL included.
         """
-        self._require_version_in_file()
-        with closing(self._connect("ro", timeout)) as connection:
+        self._require_version_without_wal()
+        with closing(self._connect("mode=ro", timeout)) as connection:
             self._require_version(connection)
             try:
                 connection.execute(PROBE).fetchall()
@@ -534,14 +591,14 @@ class Database:
                     raise
                 raise self._not_a_pet_store(error) from error
 
-    def _require_version_in_file(self) -> None:
-        """Raise StorageUnavailable if the file without its WAL has another version."""
+    def _require_version_without_wal(self) -> None:
+        """Raise StorageUnavailable if the file itself has another version."""
         # SQLite opens an immutable file without its WAL, and creates no other files.
-        with closing(self._connect("ro&immutable=1", 0)) as connection:
+        with closing(self._connect("mode=ro&immutable=1", 0)) as connection:
             try:
                 self._require_version(connection)
             except sqlite3.DatabaseError as error:
-                # After a crash in a checkpoint, the file is whole only with its WAL.
+                # After a crash in a checkpoint, the file is complete only with its WAL.
                 if result_code(error) != sqlite3.SQLITE_CORRUPT:
                     raise
 
@@ -571,15 +628,15 @@ class Database:
                 "its file system does not support WAL mode; use a local disk"
             )
 
-    def _reraise(self, error: Exception) -> NoReturn:
-        """Raise StorageUnavailable for an error of SQLite, unless it shows a bug."""
-        if isinstance(error, MemoryError):
-            raise self._unavailable("out of memory") from error
+    def _raise_unavailable(self, error: Exception) -> NoReturn:
+        """Raise StorageUnavailable, or the error itself if it shows a bug."""
+        if not isinstance(error, sqlite3.Error):
+            raise self._unavailable(str(error) or "out of memory") from error
         code = result_code(error)
-        # Python's own errors have no code, and show a bug as well.
-        if not code or code in BUGS:
+        # Errors of Python's sqlite3, such as a missing value, have no code.
+        if not code or code in BUG_CODES:
             raise error
-        if code in DAMAGED:
+        if code in DAMAGED_CODES:
             # The next use opens the files again.
             self._is_damaged = True
         hint = f"; {HINTS[code]}" if code in HINTS else ""
@@ -603,27 +660,31 @@ def get_size(path: str) -> int | None:
         return None
 
 
-def find_files(path: str, wal_path: str) -> FileIds | None:
-    """Return the ids of a database and its WAL, or None if one is missing or empty."""
+def get_file_ids(path: str, wal_path: str) -> FileIds | None:
+    """Return the ids of a database and its WAL.
+
+    Return None if one of the files is missing, or if the database is empty.
+    """
     try:
         database, wal = os.stat(path), os.stat(wal_path)
     except OSError:
         return None
     if database.st_size == 0:
         return None
-    return database.st_dev, database.st_ino, wal.st_dev, wal.st_ino
+    return FileIds((database.st_dev, database.st_ino), (wal.st_dev, wal.st_ino))
 
 
 def create_schema(connection: sqlite3.Connection) -> bool:
     """Create the schema unless it is there, and return whether it was created."""
     connection.execute("BEGIN IMMEDIATE")
     [(version,)] = connection.execute("PRAGMA user_version").fetchall()
-    if version == 0:
+    is_new: bool = version == 0
+    if is_new:
         connection.execute(CREATE_TABLE)
         connection.execute(CREATE_INDEX)
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     connection.execute("COMMIT")
-    return bool(version == 0)
+    return is_new
 
 
 def result_code(error: Exception) -> int:

@@ -19,6 +19,7 @@ from tests.helpers import (
     add_pet,
     all_pets,
     assert_unavailable,
+    connected,
     execute,
     intercept_statements,
     locked_by_another_program,
@@ -130,7 +131,9 @@ def test_an_emptied_file_is_used_again_when_its_content_is_back(
     content = database.read_bytes()
     os.truncate(database, 0)
     assert_unavailable(post_pet(file_client), file_client.get("/v1/pets"))
-    assert caplog.messages[-1].endswith("it is empty; put the database back")
+    assert caplog.messages[-1].endswith(
+        "it is empty; move the database or a backup there"
+    )
     database.write_bytes(content)
     pets.append(add_pet(file_client))
     assert all_pets(file_client) == pets
@@ -154,6 +157,27 @@ def test_another_store_replaces_the_old_one_and_is_not_mixed_with_it(
     assert pets_if_killed_now(old) == old_pets
 
 
+@pytest.mark.parametrize("is_missed", [True, False])
+def test_a_program_that_has_the_old_file_open_does_not_change_the_new_one(
+    file_client: FlaskClient, database: Path, is_missed: bool
+) -> None:
+    other, old = create_other_store(database), database.with_suffix(".old")
+    old_pets = [add_pet(file_client, name="x" * 1000) for _ in range(10)]
+    with connected(database, "SELECT * FROM pets") as program:
+        database.rename(old)
+        if is_missed:
+            assert_unavailable(file_client.get("/v1/pets"))
+        other.replace(database)
+        assert all_pets(file_client) == [TOM]
+        program.execute("INSERT INTO pets VALUES (100, 'Old', 1, 'sold')")
+        pets = [TOM, add_pet(file_client)]
+        program.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        assert all_pets(file_client) == pets
+        assert pets_if_killed_now(database) == pets
+    assert pets_if_killed_now(old)[:10] == old_pets
+    assert all_pets(create_client(database)) == pets
+
+
 def test_the_old_file_stays_open_while_another_program_reads_it(
     file_client: FlaskClient,
     database: Path,
@@ -168,7 +192,7 @@ def test_the_old_file_stays_open_while_another_program_reads_it(
         old.hardlink_to(database)
         other.replace(database)
         assert_unavailable(file_client.get("/v1/pets"), post_pet(file_client))
-    assert "another program still reads the replaced file" in caplog.messages[-1]
+    assert "another program still reads the old files" in caplog.messages[-1]
     assert all_pets(file_client) == [TOM]
     assert pets_if_killed_now(old) == old_pets
 
@@ -293,6 +317,7 @@ def test_a_damaged_file_is_refused_until_it_is_restored(
 ) -> None:
     pets = [add_pet(file_client, name="x" * 1000) for _ in range(100)]
     execute(database, "PRAGMA wal_checkpoint(TRUNCATE)")
+    in_wal = [add_pet(file_client)]
     # This client has opened the file, but has not read most of its pages.
     client = create_client(database)
     assert client.get("/healthz").status_code == 200
@@ -302,6 +327,7 @@ def test_a_damaged_file_is_refused_until_it_is_restored(
     assert_unavailable(post_pet(client), client.get("/healthz"))
     if is_restored_in_place:
         database.write_bytes(backup.read_bytes())
+        pets += in_wal
     else:
         backup.replace(database)
     assert all_pets(client) == pets
@@ -309,8 +335,9 @@ def test_a_damaged_file_is_refused_until_it_is_restored(
     assert pets_if_killed_now(database) == pets
 
 
+@pytest.mark.parametrize("is_removed_first", [True, False])
 def test_the_wal_of_a_truncated_file_is_not_applied_to_its_backup(
-    file_client: FlaskClient, database: Path
+    file_client: FlaskClient, database: Path, is_removed_first: bool
 ) -> None:
     pets = [add_pet(file_client, name="x" * 1000) for _ in range(100)]
     execute(database, "PRAGMA wal_checkpoint(TRUNCATE)")
@@ -318,7 +345,13 @@ def test_the_wal_of_a_truncated_file_is_not_applied_to_its_backup(
     backup = back_up(database, database.with_suffix(".backup"))
     os.truncate(database, 4096)
     assert_unavailable(file_client.get("/v1/pets"), post_pet(file_client))
-    backup.replace(database)
+    if is_removed_first:
+        # Many file systems give the inode of the removed file to the next one.
+        database.unlink()
+        assert_unavailable(file_client.get("/v1/pets"), post_pet(file_client))
+        shutil.copy(backup, database)
+    else:
+        backup.replace(database)
     assert all_pets(file_client) == pets
     # SQLite would have applied the old WAL to the backup.
     assert Path(f"{wal_of(database)}-damaged").stat().st_size

@@ -162,6 +162,19 @@ def test_one_failing_statement_fails_its_whole_batch(
     assert pets_if_killed_now(database) == [pet]
 
 
+def test_a_failed_write_does_not_change_the_version_of_the_schema(
+    file_client: FlaskClient, database: Path
+) -> None:
+    pets = [add_pet(file_client)]
+    migrate = ["BEGIN", "ALTER TABLE pets ADD COLUMN legs INTEGER NOT NULL DEFAULT 4"]
+    migrate += ["PRAGMA user_version = 2", "COMMIT"]
+    refuse = "CREATE TRIGGER refuse BEFORE INSERT ON pets"
+    execute(database, *migrate, f"{refuse} BEGIN SELECT RAISE(ABORT, 'no'); END")
+    assert post_pet(file_client).status_code == 500
+    assert execute(database, "PRAGMA user_version") == [(2,)]
+    assert all_pets(file_client) == pets
+
+
 def test_a_commit_that_could_not_be_synced_is_not_replayed(database: Path) -> None:
     syncs = iter(["works", "fails"])
 
@@ -208,11 +221,12 @@ def test_a_failed_rollback_does_not_block_the_next_write(
     assert all_pets(client) == pets
 
 
+@pytest.mark.parametrize("error", [RuntimeError("can't start"), MemoryError()])
 def test_a_write_is_refused_and_not_stored_later_if_no_thread_can_start(
-    file_client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+    file_client: FlaskClient, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def fail_to_start(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
+        raise error
 
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", fail_to_start)
@@ -516,6 +530,27 @@ def test_a_dropped_store_leaves_no_thread_no_open_file_and_no_wal(
     assert open_files(database.parent) == []
     assert list(database.parent.iterdir()) == [database]
     assert all_pets(create_client(database)) == pets
+
+
+def test_a_failed_opening_leaves_no_open_file(
+    file_client: FlaskClient, database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = sqlite3.connect
+
+    def limit_open_files(path: str, **options: Any) -> sqlite3.Connection:
+        if open_files(database.parent).count(str(database)) == 2:
+            error = sqlite3.OperationalError("unable to open database file")
+            error.sqlite_errorcode = sqlite3.SQLITE_CANTOPEN
+            raise error
+        return connect(path, **options)
+
+    monkeypatch.setattr(sqlite3, "connect", limit_open_files)
+    gc.disable()
+    try:
+        assert_unavailable(post_pet(file_client))
+        assert open_files(database.parent) == []
+    finally:
+        gc.enable()
 
 
 def test_a_dropped_store_that_was_moved_leaves_every_pet_in_its_file(
