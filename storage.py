@@ -132,7 +132,7 @@ WRITE_TIMEOUT = 5.0
 # has sixteen threads, and some of them have to be left for reads.
 MAX_WAITING_WRITES = 8
 
-# Exceptions that may be raised without a bug.
+# What SQLite, Python and the operating system may raise.
 FAILURES = (sqlite3.Error, MemoryError, OSError)
 # Result codes of SQLite (sqlite.org/rescode.html) that show a bug of this program, and
 # those of a damaged file.
