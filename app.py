@@ -51,8 +51,8 @@ class StartError(ClickException, RuntimeError):
     """The service cannot start. The message is one line that says why.
 
     Flask's command line shows a ClickException without a traceback, and
-    `gunicorn --preload` a RuntimeError. Exit status 3 stops gunicorn; after most others
-    it would start the worker again and again.
+    `gunicorn --preload` does so for a RuntimeError. Exit status 3 stops gunicorn; after
+    most others it would start the worker again and again.
     """
 
     exit_code = 3
@@ -188,7 +188,7 @@ def get_pet(pet_id: str) -> Response:
 
 @api.get(DOCUMENT_PATH, endpoint="getOpenapi")
 def get_openapi() -> Response:
-    """Return the OpenAPI document. Its `servers` is /v1 below the prefix."""
+    """Return the OpenAPI document, with the external path of /v1 in `servers`."""
     document = {**openapi_document(), "servers": [{"url": external_path("/v1")}]}
     return json_response(json.dumps(document, separators=(",", ":")).encode())
 
@@ -200,8 +200,8 @@ def get_health() -> Response:
     return json_response(b'{"status":"ok"}')
 
 
-# By default, Flask redirects /store to /store/. The Location would have the host that
-# the client has sent.
+# If the service is mounted at /store, Flask would redirect /store to /store/, with the
+# host that the client has sent.
 @api.get("/", strict_slashes=False)
 def get_page() -> Response:
     """Return the HTML page."""

@@ -25,6 +25,7 @@ RESPONSE_HEADERS = (
 STANDARD_ERRORS = {
     400: ("bad_request", "Send valid HTTP/1.1."),
     405: ("method_not_allowed", "This path does not support the method."),
+    # Flask raises it if MAX_CONTENT_LENGTH is set.
     413: ("body_too_large", "Send a smaller body."),
     414: ("uri_too_long", "Send a shorter URL."),
     417: ("expectation_failed", "Send no Expect header except '100-continue'."),

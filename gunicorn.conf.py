@@ -47,18 +47,18 @@ control_socket_disable = True
 # A client cannot set SCRIPT_NAME by a header.
 forwarder_headers = ""
 
-# A worker that ends with status 3 stops gunicorn. A second one, with --workers 2, would
-# cause a traceback in gunicorn. This pipe holds one byte: the worker that reads it ends
-# with 3, any other with 0.
+# If the application cannot start, a worker ends with status 3, which stops gunicorn.
+# Two of them (--workers 2) would cause a traceback in gunicorn. So all workers share a
+# pipe with one byte: the worker that reads it ends with 3, any other with 0.
 startup_error_pipe, _writer = os.pipe()
 os.write(_writer, b".")
 os.close(_writer)
 
 # The service stops reading a request this many seconds after it was queued for a
-# thread. If the time in the queue did not count, half-sent requests would take this
-# long one after the other.
+# thread. The time in the queue counts: otherwise, each half-sent request in the queue
+# would hold a thread for another ten seconds.
 READ_TIMEOUT = 10.0
-# Seconds that a thread may take for a request until its connection is closed.
+# The service closes a connection this many seconds after a thread took its request.
 CLOSE_TIMEOUT = 60.0
 # The maximum number of connections that threads close at the same time.
 MAX_CLOSING = 50
@@ -169,7 +169,7 @@ class Worker(ThreadWorker):
             # The text of the error quotes the request, which may contain the key.
             self.log.warning("Refused a request: %s %s", addr, type(exc).__name__)
         elif req is not None and req.body.failed:
-            # The rest of the body was malformed, and the application has answered.
+            # The application has answered, and has not read the malformed part.
             return
         else:
             status = 500

@@ -93,7 +93,7 @@ def parse_list_query(query_string: str) -> Mapping[str, Any]:
 
 
 def parse_body(schema: Schema) -> dict[str, Any]:
-    """Return what a schema loads from the JSON object in the request's body.
+    """Validate the JSON object in the request's body, and return it with defaults.
 
     Raise ServiceError if the body is missing, too large, of another media type, not
     valid JSON, or if it does not match the schema.
@@ -116,7 +116,7 @@ def parse_pet_id(text: str) -> int | None:
 
 
 def load(schema: Schema, values: dict[str, Any], error_code: str) -> dict[str, Any]:
-    """Return what a schema loads from values, or raise ServiceError with the code."""
+    """Validate values, and return them with defaults, or raise ServiceError."""
     try:
         loaded: dict[str, Any] = schema.load(values)
     except ValidationError as error:

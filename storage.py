@@ -125,7 +125,7 @@ class PetStore:
 
 # Seconds to wait for a lock that another process holds, at startup.
 STARTUP_TIMEOUT = 5.0
-# Seconds for one attempt to get the lock after startup.
+# Seconds for one attempt to get that lock later, and for a read to open the files.
 BUSY_TIMEOUT = 0.8
 # Seconds for all attempts of a write.
 WRITE_TIMEOUT = 5.0
@@ -219,8 +219,8 @@ class Database:
         self._read_lock = self._write_lock if self._in_memory else threading.RLock()
         self._queue: list[QueuedWrite] = []
         self._queue_lock = threading.Lock()
-        # A committed batch whose threads still wait: see `_execute`. Only the thread of
-        # the executor uses it.
+        # The committed batch whose threads still wait: see `_execute`. Only the thread
+        # of the executor uses it.
         self._committed: list[tuple[Future[Rows], Rows]] = []
         self._executor = ThreadPoolExecutor(1)
         if not self._in_memory:
@@ -335,7 +335,7 @@ class Database:
                 self._set_results()
 
     def _set_results(self) -> None:
-        """Give the writes of the committed batch their rows: their threads go on."""
+        """Give the writes in `_committed` their rows, so that their threads go on."""
         committed, self._committed = self._committed, []
         for future, rows in committed:
             future.set_result(rows)
@@ -434,8 +434,8 @@ class Database:
         try:
             self._checkpoint()
         except sqlite3.Error as error:
-            # A damaged file cannot be checkpointed. It stays open until another file is
-            # at the path. Otherwise, that file could get the inode of the closed one.
+            # A damaged file cannot be checkpointed. Keep it open until another file is
+            # at the path: if it were closed before, that file could get its inode.
             is_damaged = result_code(error) in DAMAGED_CODES
             is_replaced = get_size(self._path) is not None
             if not (is_damaged and is_replaced):
@@ -587,7 +587,10 @@ class Database:
             log.warning("Created a new database: %s", self._path)
 
     def _require_intact(self) -> None:
-        """Raise StorageUnavailable if SQLite finds damage in the file."""
+        """Raise StorageUnavailable if SQLite finds damage in the file.
+
+        CHECK constraints are not checked: that would need a connection that may write.
+        """
         with closing(self._connect("mode=ro", STARTUP_TIMEOUT)) as connection:
             [(verdict,)] = connection.execute("PRAGMA quick_check(1)").fetchall()
         if verdict != b"ok":

@@ -56,7 +56,9 @@ UNLABELED_FIELDS = """
         .filter((field) => !field.labels[0]?.textContent)
         .map((field) => field.outerHTML);
 """
-STORED = "return document.cookie.length + localStorage.length + sessionStorage.length"
+STORED_CHARACTERS = (
+    "return document.cookie.length + localStorage.length + sessionStorage.length"
+)
 REQUESTED = "return performance.getEntries().map((entry) => entry.name)"
 
 
@@ -76,7 +78,7 @@ class Page:
         return self.browser.find_element(By.ID, element_id)
 
     def text(self, element_id: str) -> str:
-        """Return the text of an element, even if it is not in view or folded."""
+        """Return the text of an element, including text in a closed <details>."""
         return str(self.element(element_id).get_property("textContent")).strip()
 
     def value(self, element_id: str) -> str:
@@ -141,7 +143,7 @@ def check_fields_and_link(page: Page) -> None:
         assert json.load(answer)["info"]["title"] in page.browser.title
 
 
-def check_keys(page: Page) -> None:
+def check_api_key(page: Page) -> None:
     page.element("add-button").click()
     assert page.text("key-hint") == "Enter the API key first."
     assert page.focused() == "key"
@@ -287,7 +289,7 @@ def check_keyboard(page: Page) -> None:
 
 
 def check_privacy(page: Page) -> None:
-    assert page.run(STORED) == 0
+    assert page.run(STORED_CHARACTERS) == 0
     hosts = {urlsplit(url).netloc for url in page.run(REQUESTED)}
     assert hosts == {urlsplit(page.url).netloc, ""}, hosts
     # The name that is markup was shown as text.
@@ -334,7 +336,7 @@ def main(url: str, key: str) -> None:
         page = Page(browser, url, key)
         browser.get(url)
         check_fields_and_link(page)
-        check_keys(page)
+        check_api_key(page)
         check_empty_store(page)
         check_add(page)
         check_refused_pet(page)

@@ -4,6 +4,7 @@ rqlite (https://rqlite.io) is SQLite on several machines. Every node has a copy 
 database. One of them, the leader, receives all writes; any other node forwards requests
 to it. Run the service on as many machines as you like:
 
+    export PETSTORE_API_KEYS=demo-key
     export RQLITE_NODES=10.0.0.1:4001,10.0.0.2:4001,10.0.0.3:4001
     gunicorn --workers 2 'examples.rqlite:create_app()'
 
@@ -34,8 +35,8 @@ ANSWER_TIMEOUT = 3.0
 
 HEADERS = {
     "Content-Type": "application/json",
-    # The side that closes a connection first keeps a port busy for a minute, and under
-    # load a client could run out of ports. So the node closes it.
+    # The node closes the connection. The side that closes first has its port in
+    # TIME_WAIT for a minute, and under load a client could run out of ports.
     "Connection": "close",
 }
 

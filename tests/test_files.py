@@ -157,15 +157,15 @@ def test_another_store_replaces_the_old_one_and_is_not_mixed_with_it(
     assert pets_if_killed_now(old) == old_pets
 
 
-@pytest.mark.parametrize("is_missed", [True, False])
+@pytest.mark.parametrize("is_requested_while_missing", [True, False])
 def test_a_program_that_has_the_old_file_open_does_not_change_the_new_one(
-    file_client: FlaskClient, database: Path, is_missed: bool
+    file_client: FlaskClient, database: Path, is_requested_while_missing: bool
 ) -> None:
     other, old = create_other_store(database), database.with_suffix(".old")
     old_pets = [add_pet(file_client, name="x" * 1000) for _ in range(10)]
     with connected(database, "SELECT * FROM pets") as program:
         database.rename(old)
-        if is_missed:
+        if is_requested_while_missing:
             assert_unavailable(file_client.get("/v1/pets"))
         other.replace(database)
         assert all_pets(file_client) == [TOM]
@@ -269,8 +269,8 @@ def test_no_pet_is_lost_if_the_wal_is_removed_at_any_step(
 def test_reads_fail_early_during_a_write_if_the_files_have_to_be_opened(
     database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The connections are opened with a long timeout, so that the write waits in SQLite.
-    # The reads have a short one.
+    # SQLite keeps this timeout for the connections that are opened now, so the write
+    # waits for long. The second timeout is for the lock that the reads wait for.
     monkeypatch.setattr(storage, "BUSY_TIMEOUT", TIMEOUT)
     client = create_client(database)
     pets = [add_pet(client)]

@@ -50,7 +50,7 @@ OPERATIONS = {
 RESPONSES = [
     (name, status) for name in OPERATIONS for status in OPERATIONS[name]["responses"]
 ]
-# The description of the document lists RESPONSE_HEADERS.
+# The description of the document has RESPONSE_HEADERS, so that its responses need not.
 HEADERS_OF_EVERY_RESPONSE = {name for name, _ in RESPONSE_HEADERS}
 HEADERS_OF_EVERY_RESPONSE |= {"Content-Type", "Content-Length"}
 
@@ -107,7 +107,7 @@ def fits(value: Any, schema: dict[str, Any]) -> bool:
     if not isinstance(value, dict):
         return True
     if "properties" not in schema:
-        # Only the schema of the document itself lists no members.
+        # Only the schema of the response of getOpenapi lists no members.
         return bool(value == DOCUMENT)
     members = schema["properties"]
     has_all = value.keys() == members.keys() == set(schema["required"])
@@ -173,8 +173,8 @@ def test_the_examples_of_a_response_are_real(
     if "content" not in documented:
         return
     _, examples = content_of(documented)
-    # Several operations may share a response in the document, and return different
-    # messages. One of them has to return exactly the examples.
+    # Several operations may share a response in the document. At least one of them has
+    # to return exactly the examples.
     sharing = [
         o for o in OPERATIONS if OPERATIONS[o]["responses"].get(status) == documented
     ]
@@ -209,7 +209,7 @@ def test_the_headers_of_a_response_are_documented(
             assert str(value) in values
 
 
-def test_the_404_for_new_operations_is_that_of_get_pet_without_headers() -> None:
+def test_the_shared_404_is_that_of_get_pet_without_its_headers() -> None:
     own = OPERATIONS["getPet"]["responses"]["404"]
     assert own.keys() == {"headers", "content"}
     shared = inlined(DOCUMENT["components"]["responses"]["PetNotFound"])
@@ -297,7 +297,7 @@ def test_the_parameters_in_the_path_are_documented(name: str) -> None:
         assert parameter.keys() == {"name", "in", "required", "schema", "example"}
         assert parameter["required"] is True
         assert parameter["schema"] == PATH_SCHEMAS[type(parameter["example"])]
-    # With these examples, the path is that of a request that the operation accepts.
+    # The path with these examples is the path of an accepted request.
     examples = {p["name"]: p["example"] for p in documented}
     assert path.format(**examples) == accepted_request(name).path.partition("?")[0]
 
@@ -351,7 +351,7 @@ def test_a_body_that_is_needed_is_documented_as_required(
         assert_error(response, 400, "malformed_body")
     else:
         assert response.status_code < 300, (
-            f"{name} needs a body, so its requestBody in openapi.json is required"
+            f"{name} needs a body: openapi.json has to say that it is required"
         )
 
 

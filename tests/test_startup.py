@@ -264,7 +264,8 @@ def test_a_store_with_an_interrupted_transaction_is_opened(
     client = create_client(database)
     pets = [add_pet(client)]
     copy = copy_as_if_killed(database)
-    # Large enough for SQLite to write to the file before the COMMIT.
+    # The transaction is larger than the cache, so SQLite writes to the file before the
+    # COMMIT.
     delete = ["PRAGMA journal_mode = DELETE", "PRAGMA cache_size = 1", "BEGIN"]
     delete += ["DELETE FROM pets", "CREATE TABLE a AS SELECT zeroblob(1e6)"]
     killed = copy.with_name("killed.db")
@@ -280,8 +281,8 @@ def test_a_store_that_was_killed_in_a_checkpoint_is_opened(
     pets = [add_pet(file_client, name="x" * 10_000) for _ in range(10)]
     copy = copy_as_if_killed(database)
     execute(database, "PRAGMA wal_checkpoint(TRUNCATE)")
-    # A checkpoint copies page 1 first. It has the number of pages, and the file does
-    # not have all of them yet.
+    # A checkpoint copies page 1 first. The number of pages in it is larger than the
+    # file is by then.
     with copy.open("r+b") as file:
         file.write(database.read_bytes()[:4096])
     assert all_pets(create_client(copy)) == pets
@@ -291,7 +292,8 @@ def test_a_file_whose_creation_was_killed_is_created_again(
     tmp_path: Path, database: Path
 ) -> None:
     source = tmp_path / "source.db"
-    # Without syncs, the journal is complete before the COMMIT, and can be copied.
+    # Without syncs, SQLite completes the journal before the COMMIT, so the copy of the
+    # journal is valid.
     create = ["PRAGMA synchronous = OFF", "BEGIN", storage.CREATE_TABLE]
     create += [storage.CREATE_INDEX, "PRAGMA user_version = 1"]
     with connected(source, *create) as connection:
@@ -358,7 +360,7 @@ def test_startup_does_not_wait_for_a_write_to_a_store(
     file_client: FlaskClient, database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storage, "STARTUP_TIMEOUT", 0.1)
-    # At its end, a store waits this long for the lock.
+    # When a store is closed, it waits this long for the lock.
     monkeypatch.setattr(storage, "BUSY_TIMEOUT", 0.1)
     pets = [add_pet(file_client)]
     with locked_by_another_program(database):

@@ -1,4 +1,4 @@
-"""The store: its schema, its queries, group commit, memory, forks, and its end."""
+"""The store: its schema, queries, group commit, memory, forks, and how it is closed."""
 
 import gc
 import multiprocessing
@@ -34,7 +34,7 @@ from tests.helpers import (
 )
 from tests.process import TIMEOUT, run
 
-# Seconds after which a thread that has not ended counts as waiting.
+# A thread that has not ended after this many seconds is taken to be waiting.
 MOMENT = 0.3
 
 
@@ -143,7 +143,7 @@ def test_writes_that_wait_are_committed_together(
             assert not wait(creates, MOMENT).done
         assert pets_of(creates) == all_pets(file_client)
     assert statements.count("INSERT") == 8
-    # One, unless a thread was late.
+    # Usually one. A late thread may cause another.
     assert statements.count("COMMIT") < 4
 
 
@@ -176,10 +176,10 @@ def test_a_failed_write_does_not_change_the_version_of_the_schema(
 
 
 def test_a_commit_that_could_not_be_synced_is_not_replayed(database: Path) -> None:
-    syncs = iter(["works", "fails"])
+    sync_results = iter(["works", "fails"])
 
     def fail_to_sync(sql: str) -> None:
-        if sql != "COMMIT" or next(syncs, "works") == "works":
+        if sql != "COMMIT" or next(sync_results, "works") == "works":
             return
         # A failed sync leaves the whole commit in the WAL.
         copy = copy_as_if_killed(database)
@@ -272,9 +272,9 @@ def test_memory_does_not_grow_while_creates_overlap(database: Path) -> None:
 def between_two_commits(
     client: FlaskClient,
 ) -> Iterator[tuple[Future[TestResponse], Future[TestResponse], threading.Event]]:
-    """Add two pets, and wait between the commit of the first and the second one.
+    """Add two pets, and stop the thread that commits them after the first COMMIT.
 
-    The second one is committed after the event is set.
+    It goes on when the event is set.
     """
     creates: list[Future[TestResponse]] = []
     has_committed, may_go_on = threading.Event(), threading.Event()
@@ -299,7 +299,7 @@ def between_two_commits(
         yield first, second, may_go_on
 
 
-def test_a_stored_pet_does_not_wait_for_the_next_lock(
+def test_a_committed_write_returns_while_the_next_one_waits_for_the_lock(
     file_client: FlaskClient, database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storage, "BUSY_TIMEOUT", 0.05)
@@ -314,7 +314,7 @@ def test_a_stored_pet_does_not_wait_for_the_next_lock(
     assert all_pets(file_client) == pets_of([stored, waiting])
 
 
-def test_a_stored_pet_does_not_fail_with_the_next_transaction(
+def test_a_committed_write_returns_if_the_next_one_fails(
     file_client: FlaskClient, database: Path
 ) -> None:
     with between_two_commits(file_client) as (stored, refused, may_go_on):
@@ -507,7 +507,7 @@ def test_no_child_of_a_busy_process_hangs(database: Path) -> None:
     assert ended.stdout.split() == [*["0"] * 3, "201"]
 
 
-# The end.
+# How it is closed.
 
 
 def open_files(folder: Path) -> list[str]:
