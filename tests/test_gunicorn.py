@@ -255,6 +255,17 @@ def test_the_worker_survives_if_no_thread_can_start(
         assert service.log().count("Booting worker") == 1
 
 
+def test_an_error_outside_of_flask_gets_the_error_body(
+    checkout: Path, database: Path
+) -> None:
+    (checkout / "broken.py").write_text("def application(*_):\n    raise ValueError\n")
+    config = str(checkout / "gunicorn.conf.py")
+    command = [COMMAND[0], "broken:application", "--chdir", str(checkout)]
+    with serving(database, [*command, "--config", config]) as service:
+        assert_one_error(send(service.port, GET + END), 500, "internal_error")
+        assert "ValueError" in service.log()
+
+
 # A prefix.
 
 
