@@ -1,5 +1,6 @@
 """The pets in SQLite: all SQL and every sqlite3 call, and nothing of HTTP."""
 
+import ctypes
 import logging
 import os
 import sqlite3
@@ -270,7 +271,9 @@ class Database:
         """Close the connections for good, after the statements in progress."""
         was_forked = self._pid is not None and self._pid != os.getpid()
         if was_forked:
-            # The connections belong to the parent process.
+            # A connection of the parent process must not be closed, and closing it may
+            # hang. So Python must never deallocate it.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connections))
             return
         # Commits that are submitted are still executed.
         self._executor.shutdown(wait=False)
@@ -283,7 +286,7 @@ class Database:
     def _require_same_process(self) -> None:
         """Raise StorageUnavailable if this process was forked after the first use.
 
-        SQLite does not support a connection that a fork has copied
+        SQLite does not support a connection that a fork has copied, not even closing it
         (sqlite.org/howtocorrupt.html, section 2.6), and the locks of this object may be
         held by threads that do not exist in this process.
         """

@@ -476,6 +476,22 @@ def test_a_fork_after_the_first_use_is_refused_and_the_parent_goes_on(
     assert all_pets(client) == pets
 
 
+@ignore_warning
+def test_a_fork_does_not_close_the_connections_of_its_parent(database: Path) -> None:
+    clients = [create_client(database)]
+    pets = [add_pet(clients[0])]
+
+    def drop_the_store() -> None:
+        opened = open_files(database.parent)
+        assert len(opened) > 2
+        clients.clear()
+        gc.collect()
+        assert open_files(database.parent) == opened
+
+    assert run_in_fork(drop_the_store) == 0
+    assert all_pets(clients[0]) == pets
+
+
 # A program that forks while its threads create pets, and prints how each child ends.
 FORKS_UNDER_LOAD = """
 import os, signal, sys, threading
