@@ -148,6 +148,7 @@ CHECK_ACCESS = (
 HINTS = {
     sqlite3.SQLITE_BUSY: "another program uses it",
     sqlite3.SQLITE_FULL: "free some space",
+    sqlite3.SQLITE_IOERR: "the disk may be full or failing",
     sqlite3.SQLITE_CORRUPT: "restore a backup",
     sqlite3.SQLITE_NOTADB: "restore a backup, or choose another file",
     sqlite3.SQLITE_CANTOPEN: CHECK_ACCESS,

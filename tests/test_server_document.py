@@ -368,10 +368,10 @@ def test_a_bad_backup_is_refused_before_the_service_is_stopped(
 @pytest.mark.parametrize(
     ("file", "constant", "sentence"),
     [
-        ("storage.py", "WRITE_TIMEOUT", "Writes wait up to {} seconds"),
+        ("storage.py", "WRITE_TIMEOUT", "Writes wait for {} to 6 seconds"),
         ("storage.py", "MAX_WAITING_WRITES", "if at most {} are queued"),
         ("storage.py", "BUSY_TIMEOUT", "and up to {} seconds if more are queued"),
-        ("storage.py", "SCHEMA_VERSION", "not a usable backup of version {}."),
+        ("storage.py", "SCHEMA_VERSION", "or is not a backup of version {}."),
         ("storage.py", "SCHEMA_VERSION", '"PRAGMA user_version")" = {} &&'),
         ("gunicorn.conf.py", "threads", "all {} threads"),
         ("gunicorn.conf.py", "READ_TIMEOUT", "{} seconds after a request has begun"),
