@@ -181,8 +181,8 @@ class Connections(NamedTuple):
 
     reader: sqlite3.Connection
     writer: sqlite3.Connection
-    wal: str
-    file_ids: FileIds
+    wal: str = ""
+    file_ids: FileIds | None = None
 
 
 class Database:
@@ -212,8 +212,8 @@ class Database:
         self._path = path if self._in_memory else os.path.abspath(path)
         self._pid: int | None = None
         self._connections: Connections | None = None
-        # The latest connections, even if they are closed: their WAL may have to go.
-        self._last_opened: Connections | None = None
+        # The ids of the files that were opened last. Their WAL may have to go.
+        self._last_file_ids: FileIds | None = None
         self._is_damaged = False
         self._is_closed = False
         self._write_lock = threading.RLock()
@@ -425,12 +425,13 @@ class Database:
         opened = self._connections
         if opened and get_file_ids(self._path, opened.wal) != opened.file_ids:
             self._close_moved_files()
-        if self._last_opened:
-            self._remove_old_wal(self._last_opened)
+        if self._last_file_ids:
+            self._remove_old_wal(self._last_file_ids)
         connections = self._open_file()
         self._close_connections()
         self._is_damaged = False
-        self._connections = self._last_opened = connections
+        self._connections = connections
+        self._last_file_ids = connections.file_ids
         return connections
 
     def _close_moved_files(self) -> None:
@@ -469,7 +470,7 @@ class Database:
                 connections.reader.close()
                 connections.writer.close()
 
-    def _remove_old_wal(self, closed: Connections) -> None:
+    def _remove_old_wal(self, closed: FileIds) -> None:
         """Remove the WAL of a closed file that another file has replaced.
 
         The WAL is still there if the closed file is damaged, or if another program uses
@@ -478,9 +479,7 @@ class Database:
         """
         wal = self._wal_path()
         ids = get_file_ids(self._path, wal)
-        if not ids or ids.wal != closed.file_ids.wal:
-            return
-        if ids.database == closed.file_ids.database:
+        if not ids or ids.wal != closed.wal or ids.database == closed.database:
             return
         if get_size(wal):
             # It may help to repair the old file.
@@ -492,7 +491,7 @@ class Database:
     def _open_memory(self) -> Connections:
         connection = self._connect("mode=memory", 0)
         create_schema(connection)
-        return Connections(connection, connection, "", FileIds((0, 0), (0, 0)))
+        return Connections(connection, connection)
 
     def _open_file(self) -> Connections:
         """Open two connections to the files at the path.

@@ -157,6 +157,25 @@ def test_another_store_replaces_the_old_one_and_is_not_mixed_with_it(
     assert pets_if_killed_now(old) == old_pets
 
 
+def test_a_store_replaces_a_file_whose_rollback_has_failed(database: Path) -> None:
+    other = create_other_store(database)
+    failures: list[str] = []
+
+    def run_out_of_memory(sql: str) -> None:
+        if failures and sql == failures[0]:
+            failures.pop(0)
+            raise MemoryError
+
+    client = create_client(database)
+    with intercept_statements(before=run_out_of_memory):
+        add_pet(client)
+        failures += ["COMMIT", "ROLLBACK"]
+        assert_unavailable(post_pet(client))
+    assert not failures
+    other.replace(database)
+    assert all_pets(client) == [TOM]
+
+
 @pytest.mark.parametrize("is_requested_while_missing", [True, False])
 def test_a_program_that_has_the_old_file_open_does_not_change_the_new_one(
     file_client: FlaskClient, database: Path, is_requested_while_missing: bool

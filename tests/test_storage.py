@@ -103,6 +103,15 @@ def test_a_read_cannot_change_the_file(database: Path) -> None:
     opened.close()
 
 
+def test_a_missing_table_is_an_internal_error(
+    file_client: FlaskClient, database: Path
+) -> None:
+    add_pet(file_client)
+    execute(database, "DROP TABLE pets")
+    assert file_client.get("/v1/pets").status_code == 500
+    assert post_pet(file_client).status_code == 500
+
+
 def test_every_commit_is_synced_even_if_sqlite_does_not_sync_by_default(
     database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,7 +211,7 @@ def test_a_commit_that_could_not_be_synced_is_not_replayed(database: Path) -> No
 
 @pytest.mark.parametrize("is_in_memory", [True, False])
 def test_a_failed_rollback_does_not_block_the_next_write(
-    database: Path, is_in_memory: bool
+    database: Path, is_in_memory: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     failures: list[str] = []
 
@@ -217,6 +226,7 @@ def test_a_failed_rollback_does_not_block_the_next_write(
         failures += ["COMMIT", "ROLLBACK"]
         assert_unavailable(post_pet(client))
     assert not failures
+    assert caplog.messages[-1].endswith(": out of memory")
     pets.append(add_pet(client))
     assert all_pets(client) == pets
 
