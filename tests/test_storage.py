@@ -112,6 +112,34 @@ def test_a_missing_table_is_an_internal_error(
     assert post_pet(file_client).status_code == 500
 
 
+@pytest.mark.parametrize(
+    ("code", "hint"),
+    [
+        (sqlite3.SQLITE_BUSY_SNAPSHOT, "another program uses it"),
+        (sqlite3.SQLITE_FULL, "free some space"),
+        (sqlite3.SQLITE_IOERR_WRITE, "the disk may be full or failing"),
+        (sqlite3.SQLITE_CORRUPT, "restore a backup"),
+        (sqlite3.SQLITE_NOTADB, "restore a backup, or choose another file"),
+        (sqlite3.SQLITE_CANTOPEN, storage.CHECK_ACCESS),
+        (sqlite3.SQLITE_PERM, storage.CHECK_ACCESS),
+        (sqlite3.SQLITE_READONLY_DBMOVED, storage.CHECK_ACCESS),
+    ],
+)
+def test_the_log_says_what_to_do_about_an_error(
+    database: Path, caplog: pytest.LogCaptureFixture, code: int, hint: str
+) -> None:
+    def fail(sql: str) -> None:
+        if "LIMIT :limit" in sql:
+            error = sqlite3.OperationalError("reason")
+            error.sqlite_errorcode = code
+            raise error
+
+    client = create_client(database)
+    with intercept_statements(before=fail):
+        assert_unavailable(client.get("/v1/pets"))
+    assert caplog.messages[-1].endswith(f"pets.db: reason; {hint}")
+
+
 def test_every_commit_is_synced_even_if_sqlite_does_not_sync_by_default(
     database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
