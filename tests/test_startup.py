@@ -335,7 +335,7 @@ def test_startup_waits_for_programs_that_use_a_new_or_restored_file(
         connected(database, *use) as other,
     ):
         startup = threads.submit(create_client, database)
-        assert not wait([startup], 0.3).done
+        assert not wait([startup], 0.15).done
         other.execute("COMMIT")
         assert all_pets(startup.result()) == []
 

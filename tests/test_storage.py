@@ -35,7 +35,7 @@ from tests.helpers import (
 from tests.process import TIMEOUT, run
 
 # A thread that has not ended after this many seconds is taken to be waiting.
-MOMENT = 0.3
+MOMENT = 0.15
 
 
 def pets_of(creates: Sequence[Future[TestResponse]]) -> list[dict[str, Any]]:
