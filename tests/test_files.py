@@ -107,6 +107,23 @@ def test_a_removed_file_is_not_created_again(
     assert not database.exists()
 
 
+@pytest.mark.parametrize("step", STEPS)
+def test_a_file_that_is_removed_at_any_step_is_not_created_again(
+    file_client: FlaskClient, database: Path, step: int
+) -> None:
+    steps = count()
+
+    def remove(_: str) -> None:
+        if next(steps) == step:
+            database.unlink()
+
+    with intercept_statements(before=remove, after=remove):
+        post_pet(file_client)
+    assert next(steps) > step
+    assert_unavailable(post_pet(file_client))
+    assert not database.exists()
+
+
 def test_a_create_fails_if_the_file_is_moved_while_it_waits(database: Path) -> None:
     moved = database.with_suffix(".moved")
 

@@ -172,6 +172,18 @@ def test_a_file_that_is_not_a_pet_store_is_refused_and_not_changed(
     assert read_files(tmp_path) == files
 
 
+def test_the_wal_of_another_program_is_not_changed_even_if_its_version_is_1(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "folder" / "pets.db"
+    path.parent.mkdir()
+    create_wal_database(path, 1)
+    files = path.read_bytes(), wal_of(path).read_bytes()
+    with pytest.raises(StartError, match=NOT_A_STORE.format("no such column: name")):
+        create_client(path)
+    assert (path.read_bytes(), wal_of(path).read_bytes()) == files
+
+
 def test_a_damaged_file_is_refused_and_not_changed(database: Path) -> None:
     damage_last_page(database)
     content = database.read_bytes()

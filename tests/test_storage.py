@@ -254,7 +254,8 @@ def test_a_failed_rollback_does_not_block_the_next_write(
         failures += ["COMMIT", "ROLLBACK"]
         assert_unavailable(post_pet(client))
     assert not failures
-    assert caplog.messages[-1].endswith(": out of memory")
+    path = ":memory:" if is_in_memory else database
+    assert caplog.messages[-1] == f"storage unavailable: {path}: out of memory"
     pets.append(add_pet(client))
     assert all_pets(client) == pets
 
@@ -584,6 +585,18 @@ def test_a_dropped_store_leaves_no_thread_no_open_file_and_no_wal(
     assert open_files(database.parent) == []
     assert list(database.parent.iterdir()) == [database]
     assert all_pets(create_client(database)) == pets
+
+
+@pytest.mark.parametrize("is_in_memory", [True, False])
+def test_a_closed_database_stays_closed(database: Path, is_in_memory: bool) -> None:
+    opened = storage.Database(":memory:" if is_in_memory else str(database))
+    pet = {"name": "Rex", "category_id": 1, "status": "sold"}
+    assert opened.write(storage.INSERT_PET, pet)
+    opened.close()
+    with pytest.raises(storage.StorageUnavailable, match="the store is closed"):
+        opened.read(storage.PROBE, {})
+    with pytest.raises(storage.StorageUnavailable, match="after shutdown"):
+        opened.write(storage.INSERT_PET, pet)
 
 
 def test_a_failed_opening_leaves_no_open_file(
