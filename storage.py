@@ -617,15 +617,14 @@ class Database:
 
     def _require_version_without_wal(self) -> None:
         """Raise StorageUnavailable if the file itself has another version."""
-        # SQLite opens an immutable file without its WAL, and creates no other files. If
-        # it cannot read this file, the next check says why; after a crash in a
-        # checkpoint, the file is readable only with its WAL.
-        options = "mode=ro&immutable=1"
-        with (
-            closing(self._connect(options, 0)) as file,
-            suppress(sqlite3.DatabaseError),
-        ):
-            self._require_version(file)
+        # SQLite opens an immutable file without its WAL, and creates no other files.
+        with closing(self._connect("mode=ro&immutable=1", 0)) as connection:
+            try:
+                self._require_version(connection)
+            except sqlite3.DatabaseError as error:
+                # After a crash in a checkpoint, the file is complete only with its WAL.
+                if result_code(error) != sqlite3.SQLITE_CORRUPT:
+                    raise
 
     def _require_version(self, connection: sqlite3.Connection) -> None:
         [(version,)] = connection.execute("PRAGMA user_version").fetchall()

@@ -116,6 +116,14 @@ def create_wal_database(path: Path, version: int) -> None:
         shutil.copy(wal_of(source), wal_of(path))
 
 
+def create_text_with_journal(path: Path) -> None:
+    """Create a file that is not a database, next to the journal of a transaction."""
+    source = path.parent.parent / "source.db"
+    with connected(source, "PRAGMA synchronous = OFF", "BEGIN", PETS):
+        shutil.copy(f"{source}-journal", f"{path}-journal")
+    path.write_text("Dear diary" * 999)
+
+
 def damage_last_page(path: Path) -> None:
     add_pet(create_client(path), name="x" * 60_000)
     execute(path, "PRAGMA wal_checkpoint(TRUNCATE)")
@@ -140,6 +148,7 @@ OTHER_VERSION = NOT_A_STORE.format("its user_version is {}, not 1")
     ("create", "reason"),
     [
         (lambda path: path.write_text("Dear diary" * 999), NOT_A_DATABASE),
+        (create_text_with_journal, NOT_A_DATABASE),
         (Path.mkdir, r"it is a folder; choose a file in it\."),
         (lambda path: path.parent.rmdir(), CANNOT_OPEN),
         (lambda path: execute(path, VERSION_2), OTHER_VERSION.format(2)),
@@ -152,6 +161,7 @@ OTHER_VERSION = NOT_A_STORE.format("its user_version is {}, not 1")
     ],
     ids=[
         "text",
+        "text with a journal",
         "folder",
         "missing folder",
         "newer version",
