@@ -223,7 +223,7 @@ class Database:
         self._queue_lock = threading.Lock()
         # The committed batch whose threads still wait: see `_execute`. Only the thread
         # of the executor uses it.
-        self._committed: list[tuple[Future[Rows], Rows]] = []
+        self._committed: list[tuple[QueuedWrite, Rows]] = []
         self._executor = ThreadPoolExecutor(1)
         if not self._in_memory:
             try:
@@ -332,8 +332,7 @@ class Database:
             for write in batch or self._take_queue():
                 write.future.set_exception(error)
         else:
-            futures = [write.future for write in batch]
-            self._committed = list(zip(futures, results, strict=True))
+            self._committed = list(zip(batch, results, strict=True))
             # A write that is queued after this check does no harm.
             if not self._queue:
                 self._set_results()
@@ -341,8 +340,8 @@ class Database:
     def _set_results(self) -> None:
         """Give the writes in `_committed` their rows, so that their threads go on."""
         committed, self._committed = self._committed, []
-        for future, rows in committed:
-            future.set_result(rows)
+        for write, rows in committed:
+            write.future.set_result(rows)
 
     def _take_queue(self) -> list[QueuedWrite]:
         """Empty the queue, and return what was in it."""
@@ -393,8 +392,7 @@ class Database:
             # transaction is there, and the next startup would store it. The next commit
             # overwrites it: so commit something, which changes nothing.
             with suppress(sqlite3.Error):
-                [(version,)] = writer.execute("PRAGMA user_version").fetchall()
-                writer.execute(f"PRAGMA user_version = {version}")
+                writer.execute(f"PRAGMA user_version = {get_version(writer)}")
             raise
         return results
 
@@ -477,7 +475,7 @@ class Database:
         that file. SQLite would apply the WAL and its index, the file -shm, to the new
         file.
         """
-        wal = self._wal_path()
+        wal = self._path_of("-wal")
         ids = get_file_ids(self._path, wal)
         if not ids or ids.wal != closed.wal or ids.database == closed.database:
             return
@@ -486,7 +484,7 @@ class Database:
             os.replace(wal, f"{wal}-damaged")
         else:
             os.remove(wal)
-        Path(wal.removesuffix("-wal") + "-shm").unlink(missing_ok=True)
+        Path(self._path_of("-shm")).unlink(missing_ok=True)
 
     def _open_memory(self) -> Connections:
         connection = self._connect("mode=memory", 0)
@@ -500,7 +498,7 @@ class Database:
         the files are compared before and after.
         """
         self._require_pet_store()
-        wal = self._wal_path()
+        wal = self._path_of("-wal")
         opened: list[sqlite3.Connection] = []
         # SQLite creates the WAL at the first read, and deletes it when the last
         # connection is closed. So this connection stays open until the others use it.
@@ -526,9 +524,12 @@ class Database:
                 raise
         return Connections(reader, writer, wal, after)
 
-    def _wal_path(self) -> str:
-        """Return the path of the WAL. Symbolic links to the database are followed."""
-        return os.path.realpath(self._path) + "-wal"
+    def _path_of(self, suffix: str) -> str:
+        """Return the path of a file that SQLite keeps next to the database.
+
+        It is next to the file that a symbolic link leads to.
+        """
+        return os.path.realpath(self._path) + suffix
 
     def _connect(self, options: str, timeout: float) -> sqlite3.Connection:
         """Return a new connection with options of a URI (sqlite.org/uri.html)."""
@@ -561,16 +562,15 @@ class Database:
         Without WAL mode, as when the file is created, SQLite keeps the old content in a
         journal. It rolls back by itself, but only on a connection that may write.
         """
-        journal = os.path.realpath(self._path) + "-journal"
-        if get_size(self._path) and os.path.exists(journal):
+        if get_size(self._path) and os.path.exists(self._path_of("-journal")):
             self._require_version_without_wal()
             with closing(self._connect("mode=rw", STARTUP_TIMEOUT)) as connection:
                 # The first read rolls back.
-                connection.execute("PRAGMA user_version").fetchall()
+                get_version(connection)
 
     def _create_if_missing(self) -> None:
         """Create the database if the file is missing or empty."""
-        wal = self._wal_path()
+        wal = self._path_of("-wal")
         # Look for the WAL first: another process may create both files after that, and
         # its WAL would look like one whose database is missing.
         has_wal = bool(get_size(wal))
@@ -627,7 +627,7 @@ class Database:
                     raise
 
     def _require_version(self, connection: sqlite3.Connection) -> None:
-        [(version,)] = connection.execute("PRAGMA user_version").fetchall()
+        version = get_version(connection)
         if version != SCHEMA_VERSION:
             reason = f"its user_version is {version}, not {SCHEMA_VERSION}"
             raise self._not_a_pet_store(reason)
@@ -700,11 +700,17 @@ def get_file_ids(path: str, wal_path: str) -> FileIds | None:
     return FileIds((database.st_dev, database.st_ino), (wal.st_dev, wal.st_ino))
 
 
+def get_version(connection: sqlite3.Connection) -> int:
+    """Return the user_version of the database."""
+    version: int
+    [(version,)] = connection.execute("PRAGMA user_version").fetchall()
+    return version
+
+
 def create_schema(connection: sqlite3.Connection) -> bool:
     """Create the schema unless it is there, and return whether it was created."""
     connection.execute("BEGIN IMMEDIATE")
-    [(version,)] = connection.execute("PRAGMA user_version").fetchall()
-    is_new: bool = version == 0
+    is_new = get_version(connection) == 0
     if is_new:
         connection.execute(CREATE_TABLE)
         connection.execute(CREATE_INDEX)

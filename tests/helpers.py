@@ -160,6 +160,13 @@ def execute(database: Path, *statements: str) -> list[tuple[Any, ...]]:
         return connection.execute(statements[-1]).fetchall()
 
 
+def sqlite_error(message: str, code: int) -> sqlite3.OperationalError:
+    """Return an error with a result code, as SQLite raises it."""
+    error = sqlite3.OperationalError(message)
+    error.sqlite_errorcode = code
+    return error
+
+
 @contextmanager
 def intercept_statements(
     *,
@@ -186,3 +193,23 @@ def intercept_statements(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Connection))
         yield
+
+
+def refuse_after_failed_rollback(client: FlaskClient) -> dict[str, Any]:
+    """Add a pet, and send another one whose COMMIT and rollback fail.
+
+    The client must not have used its store. Return the pet that was added.
+    """
+    failures: list[str] = []
+
+    def run_out_of_memory(sql: str) -> None:
+        if failures and sql == failures[0]:
+            failures.pop(0)
+            raise MemoryError
+
+    with intercept_statements(before=run_out_of_memory):
+        pet = add_pet(client)
+        failures += ["COMMIT", "ROLLBACK"]
+        assert_unavailable(post_pet(client))
+    assert not failures
+    return pet

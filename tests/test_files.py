@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
+from werkzeug.test import TestResponse
 
 import storage
 from tests.conftest import create_client
@@ -26,6 +27,7 @@ from tests.helpers import (
     pets_if_killed_now,
     post_pet,
     read_by_another_program,
+    refuse_after_failed_rollback,
     wal_of,
 )
 from tests.process import TIMEOUT
@@ -53,13 +55,10 @@ TOM = {"id": 7, "name": "Tom", "categoryId": 1, "status": "sold"}
 STEPS = range(2 * 13)
 
 
-def add_pets_with_fault(
+def post_pet_with_fault(
     client: FlaskClient, step: int, fault: Callable[[], object]
-) -> list[dict[str, Any]]:
-    """Send two pets, and call `fault` at a step of the first request.
-
-    Return the pets that were acknowledged.
-    """
+) -> TestResponse:
+    """Send a pet, call `fault` at a step of the request, and return the response."""
     steps = count()
 
     def run_step(_: str) -> None:
@@ -67,9 +66,19 @@ def add_pets_with_fault(
             fault()
 
     with intercept_statements(before=run_step, after=run_step):
-        responses = [post_pet(client)]
+        response = post_pet(client)
     assert next(steps) > step, f"step {step} was not reached"
-    responses.append(post_pet(client))
+    return response
+
+
+def add_pets_with_fault(
+    client: FlaskClient, step: int, fault: Callable[[], object]
+) -> list[dict[str, Any]]:
+    """Send two pets, and call `fault` at a step of the first request.
+
+    Return the pets that were acknowledged.
+    """
+    responses = [post_pet_with_fault(client, step, fault), post_pet(client)]
     assert responses[-1].status_code == 201
     return [response.get_json() for response in responses if response.status_code < 400]
 
@@ -111,15 +120,7 @@ def test_a_removed_file_is_not_created_again(
 def test_a_file_that_is_removed_at_any_step_is_not_created_again(
     file_client: FlaskClient, database: Path, step: int
 ) -> None:
-    steps = count()
-
-    def remove(_: str) -> None:
-        if next(steps) == step:
-            database.unlink()
-
-    with intercept_statements(before=remove, after=remove):
-        post_pet(file_client)
-    assert next(steps) > step
+    post_pet_with_fault(file_client, step, database.unlink)
     assert_unavailable(post_pet(file_client))
     assert not database.exists()
 
@@ -176,19 +177,8 @@ def test_another_store_replaces_the_old_one_and_is_not_mixed_with_it(
 
 def test_a_store_replaces_a_file_whose_rollback_has_failed(database: Path) -> None:
     other = create_other_store(database)
-    failures: list[str] = []
-
-    def run_out_of_memory(sql: str) -> None:
-        if failures and sql == failures[0]:
-            failures.pop(0)
-            raise MemoryError
-
     client = create_client(database)
-    with intercept_statements(before=run_out_of_memory):
-        add_pet(client)
-        failures += ["COMMIT", "ROLLBACK"]
-        assert_unavailable(post_pet(client))
-    assert not failures
+    refuse_after_failed_rollback(client)
     other.replace(database)
     assert all_pets(client) == [TOM]
 

@@ -35,6 +35,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         assert service.worker() == worker
 
 
+def command_in(checkout: Path, application: str = COMMAND[-1]) -> list[str]:
+    """Return the command that serves an application from a copy of the code."""
+    config = checkout / "gunicorn.conf.py"
+    return [*COMMAND[:-1], application, f"--chdir={checkout}", f"--config={config}"]
+
+
 def assert_one_error(response: bytes, status: int, code: str) -> None:
     """Check that the bytes are one complete response with an Error body."""
     head, _, body = response.partition(END)
@@ -169,8 +175,7 @@ def serving_with_short(
     text, count = re.subn(rf"(?m)^{timeout} = .+", f"{timeout} = 1", config.read_text())
     assert count == 1
     config.write_text(text)
-    command = [*COMMAND, "--chdir", str(checkout), "--config", str(config)]
-    with serving(database, command) as service:
+    with serving(database, command_in(checkout)) as service:
         yield service
         assert "Traceback" not in service.log()
         assert service.log().count("Booting worker") == 1
@@ -232,9 +237,8 @@ def test_the_worker_survives_if_no_thread_can_start(
     checkout: Path, database: Path
 ) -> None:
     (checkout / "breakable.py").write_text(BREAKABLE)
-    config = str(checkout / "gunicorn.conf.py")
-    command = [COMMAND[0], "breakable:create_app()", "--chdir", str(checkout)]
-    with serving(database, [*command, "--config", config]) as service:
+    command = command_in(checkout, "breakable:create_app()")
+    with serving(database, command) as service:
         assert service.request("GET", "/break").status == 200
         with ExitStack() as stack:
             # More than the threads that have started. The service closes the others.
@@ -259,9 +263,8 @@ def test_an_error_outside_of_flask_gets_the_error_body(
     checkout: Path, database: Path
 ) -> None:
     (checkout / "broken.py").write_text("def application(*_):\n    raise ValueError\n")
-    config = str(checkout / "gunicorn.conf.py")
-    command = [COMMAND[0], "broken:application", "--chdir", str(checkout)]
-    with serving(database, [*command, "--config", config]) as service:
+    command = command_in(checkout, "broken:application")
+    with serving(database, command) as service:
         assert_one_error(send(service.port, GET + END), 500, "internal_error")
         assert "ValueError" in service.log()
 
@@ -328,9 +331,8 @@ def test_a_log_that_cannot_be_written_shows_no_key(database: Path) -> None:
 
 
 def test_a_reload_serves_the_changed_code(checkout: Path, database: Path) -> None:
-    errors, config = checkout / "errors.py", checkout / "gunicorn.conf.py"
-    command = [*COMMAND, "--chdir", str(checkout), "--config", str(config)]
-    with serving(database, command) as service:
+    errors = checkout / "errors.py"
+    with serving(database, command_in(checkout)) as service:
         errors.write_text(errors.read_text().replace("Send valid HTTP", "Now: HTTP"))
         worker = service.worker()
         service.process.send_signal(signal.SIGHUP)

@@ -303,8 +303,8 @@ def test_a_store_that_was_killed_in_a_checkpoint_is_opened(
     pets = [add_pet(file_client, name="x" * 10_000) for _ in range(10)]
     copy = copy_as_if_killed(database)
     execute(database, "PRAGMA wal_checkpoint(TRUNCATE)")
-    # A checkpoint copies page 1 first. The number of pages in it is larger than the
-    # file is by then.
+    # A checkpoint copies page 1 first. Page 1 has the new number of pages, but the file
+    # is still shorter.
     with copy.open("r+b") as file:
         file.write(database.read_bytes()[:4096])
     assert all_pets(create_client(copy)) == pets

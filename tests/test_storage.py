@@ -30,6 +30,8 @@ from tests.helpers import (
     locked_by_another_program,
     pets_if_killed_now,
     post_pet,
+    refuse_after_failed_rollback,
+    sqlite_error,
     wal_of,
 )
 from tests.process import TIMEOUT, run
@@ -130,9 +132,7 @@ def test_the_log_says_what_to_do_about_an_error(
 ) -> None:
     def fail(sql: str) -> None:
         if "LIMIT :limit" in sql:
-            error = sqlite3.OperationalError("reason")
-            error.sqlite_errorcode = code
-            raise error
+            raise sqlite_error("reason", code)
 
     client = create_client(database)
     with intercept_statements(before=fail):
@@ -224,9 +224,7 @@ def test_a_commit_that_could_not_be_synced_is_not_replayed(database: Path) -> No
         with connected(copy, add_other):
             wal_of(database).write_bytes(wal_of(copy).read_bytes())
         assert len(pets_if_killed_now(database)) == 2
-        error = sqlite3.OperationalError("disk I/O error")
-        error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
-        raise error
+        raise sqlite_error("disk I/O error", sqlite3.SQLITE_IOERR_FSYNC)
 
     client = create_client(database)
     with intercept_statements(before=fail_to_sync):
@@ -241,20 +239,9 @@ def test_a_commit_that_could_not_be_synced_is_not_replayed(database: Path) -> No
 def test_a_failed_rollback_does_not_block_the_next_write(
     database: Path, is_in_memory: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    failures: list[str] = []
-
-    def run_out_of_memory(sql: str) -> None:
-        if failures and sql == failures[0]:
-            failures.pop(0)
-            raise MemoryError
-
-    with intercept_statements(before=run_out_of_memory):
-        client = create_client(":memory:" if is_in_memory else database)
-        pets = [add_pet(client)]
-        failures += ["COMMIT", "ROLLBACK"]
-        assert_unavailable(post_pet(client))
-    assert not failures
     path = ":memory:" if is_in_memory else database
+    client = create_client(path)
+    pets = [refuse_after_failed_rollback(client)]
     assert caplog.messages[-1] == f"storage unavailable: {path}: out of memory"
     pets.append(add_pet(client))
     assert all_pets(client) == pets
@@ -606,9 +593,7 @@ def test_a_failed_opening_leaves_no_open_file(
 
     def limit_open_files(path: str, **options: Any) -> sqlite3.Connection:
         if open_files(database.parent).count(str(database)) == 2:
-            error = sqlite3.OperationalError("unable to open database file")
-            error.sqlite_errorcode = sqlite3.SQLITE_CANTOPEN
-            raise error
+            raise sqlite_error("unable to open", sqlite3.SQLITE_CANTOPEN)
         return connect(path, **options)
 
     monkeypatch.setattr(sqlite3, "connect", limit_open_files)
