@@ -1,20 +1,15 @@
-"""The pets in SQLite: all SQL and every sqlite3 call, and nothing of HTTP."""
+"""The pets in SQLite: all SQL and every call of sqlite3, and nothing of HTTP."""
 
-import ctypes
-import logging
 import os
 import sqlite3
-import threading
 import weakref
-from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, suppress
-from pathlib import Path
-from time import monotonic, sleep
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import closing, contextmanager, suppress
+from threading import Lock, RLock
+from typing import Any, NamedTuple, Protocol
 
-# The user_version of the file, a number that SQLite leaves to the application. A file
-# with another version is refused.
+# The user_version of the file, a number that SQLite leaves to the application.
 SCHEMA_VERSION = 1
 # AUTOINCREMENT: the id of a deleted pet is never used again.
 CREATE_TABLE = """
@@ -25,11 +20,19 @@ CREATE_TABLE = """
         status TEXT NOT NULL CHECK (status IN ('available', 'pending', 'sold'))
     ) STRICT
 """
-# The index lets SQLite find a page of one status. Like every index, it contains the id
-# as well, so the pets of one status are in the order of their ids.
+# The index finds a page of one status. Like every index, it contains the id as well, so
+# the pets of one status are in the order of their ids.
 CREATE_INDEX = "CREATE INDEX IF NOT EXISTS pets_by_status ON pets (status)"
+# The columns of the table, and their types. A table with others is refused at startup.
+SELECT_COLUMNS = "SELECT name, type FROM pragma_table_info('pets')"
+COLUMNS = {
+    b"id": b"INTEGER",
+    b"name": b"TEXT",
+    b"category_id": b"INTEGER",
+    b"status": b"TEXT",
+}
 
-# The JSON of a pet. SQLite renders it twice as fast as json.dumps.
+# The JSON of a pet. SQLite renders 100 pets in half the time that json.dumps takes.
 PET_JSON = (
     "json_object('id', id, 'name', name, 'categoryId', category_id, 'status', status)"
 )
@@ -50,8 +53,27 @@ SELECT_PAGE_OF_STATUS = f"""
     WHERE status = :status AND id > :after
     ORDER BY id LIMIT :limit + 1
 """
-# Fails if the table or one of its columns is missing.
-PROBE = "SELECT id, name, category_id, status FROM pets LIMIT 1"
+# These fail if this process cannot read the table, or cannot write to it.
+READ_PROBE = "SELECT id FROM pets LIMIT 1"
+WRITE_PROBE = "DELETE FROM pets WHERE false"
+
+# Seconds that SQLite waits for a lock of another program.
+BUSY_TIMEOUT = 2.0
+
+CHECK_ACCESS = (
+    "it must be a file in an existing folder, and this user must be allowed to write "
+    "to the file and to the folder"
+)
+# What to do about an error, by SQLite's result code (sqlite.org/rescode.html).
+HINTS = {
+    sqlite3.SQLITE_BUSY: "another program uses it",
+    sqlite3.SQLITE_FULL: "free some space",
+    sqlite3.SQLITE_IOERR: "the disk may be full or failing",
+    sqlite3.SQLITE_CORRUPT: "restore a backup",
+    sqlite3.SQLITE_NOTADB: "choose another file, or restore a backup",
+    sqlite3.SQLITE_CANTOPEN: CHECK_ACCESS,
+    sqlite3.SQLITE_READONLY: CHECK_ACCESS,
+}
 
 Values = Mapping[str, object]
 Rows = list[tuple[Any, ...]]
@@ -61,37 +83,23 @@ class StorageUnavailable(Exception):
     """The store cannot do what it was asked. The message says why."""
 
 
-class PetStore:
-    """The pets in one SQLite file, or in memory if the path is `:memory:`.
+class Store(Protocol):
+    """What the application needs to store pets.
 
-    Another store can take its place (see `create_app`). It needs the four public
-    methods, and has to keep these promises:
+    A store has to keep these promises:
 
     - Any number of threads may call the methods at once.
     - The JSON of a pet is bytes: an object with id, name, categoryId and status.
     - A name is any string that UTF-8 can encode, U+0000 included. A category id is any
       64-bit integer. Both are returned exactly as they were given.
-    - Ids grow. Once a pet is visible, no pet with a smaller id appears later. Otherwise
-      a client that follows the pages misses pets. (In many databases, a sequence or an
-      identity column assigns an id before the commit: pet 8 may be committed before
-      pet 7, and a client that has read pet 8 never sees pet 7.)
-    - When `add` returns, the pet is stored for good. If `add` raises, the pet is not
-      stored later. If a store cannot promise this, its documentation says so.
+    - Ids grow. Once a pet is visible, no pet with a smaller id appears later: otherwise
+      a client that follows the pages misses pets. (In many databases, a sequence
+      assigns an id before the commit, so pet 8 may be visible before pet 7.)
+    - When `add` returns, the pet is stored for good. If `add` raises, it is not stored
+      later. If a store cannot promise this, its documentation says so.
     - If the store cannot answer, a method raises StorageUnavailable within about five
-      seconds. (PetStore waits longer only while the disk itself stalls.)
-    - The constructor does not fail if a database server cannot be reached. Otherwise,
-      the service would not start.
+      seconds.
     """
-
-    def __init__(self, path: str) -> None:
-        """Create the file if it is missing, and check it if it is there.
-
-        Raise StorageUnavailable if the file cannot be used. Its content is left
-        unchanged then.
-        """
-        self._database = Database(path)
-        # Close the database when the store is garbage-collected or Python exits.
-        weakref.finalize(self, self._database.close)
 
     def list_page(
         self, *, limit: int, status: str | None, after: int
@@ -101,6 +109,33 @@ class PetStore:
         The page has at most `limit` pets, ordered by id. Each has an id larger than
         `after` and, unless `status` is None, this status.
         """
+
+    def add(self, *, name: str, category_id: int, status: str) -> tuple[int, bytes]:
+        """Store a pet, and return its id and its JSON."""
+
+    def get(self, pet_id: int) -> bytes | None:
+        """Return the JSON of a pet, or None if no pet has this id."""
+
+    def check(self) -> None:
+        """Raise StorageUnavailable if the store cannot answer a query."""
+
+
+class PetStore(Store):
+    """The pets in an SQLite file, or in memory if the path is `:memory:`."""
+
+    def __init__(self, path: str) -> None:
+        """Create the file if it is missing, and check it if it is there.
+
+        Raise StorageUnavailable if it cannot be used.
+        """
+        self._database = Database(path)
+        # Close the database when this store is garbage-collected or Python exits.
+        weakref.finalize(self, self._database.close)
+
+    def list_page(
+        self, *, limit: int, status: str | None, after: int
+    ) -> tuple[bytes, int | None]:
+        """Return a page as a JSON array, and its last id if another page follows."""
         sql = SELECT_PAGE if status is None else SELECT_PAGE_OF_STATUS
         values = {"limit": limit, "status": status, "after": after}
         rows = self._database.read(sql, values)
@@ -111,7 +146,8 @@ class PetStore:
     def add(self, *, name: str, category_id: int, status: str) -> tuple[int, bytes]:
         """Store a pet on the disk, and return its id and its JSON."""
         values = {"name": name, "category_id": category_id, "status": status}
-        [(pet_id, pet)] = self._database.write(INSERT_PET, values)
+        rows = self._database.write(INSERT_PET, values)
+        pet_id, pet = rows[0]
         return pet_id, pet
 
     def get(self, pet_id: int) -> bytes | None:
@@ -120,612 +156,237 @@ class PetStore:
         return rows[0][0] if rows else None
 
     def check(self) -> None:
-        """Raise StorageUnavailable if the store cannot answer a query."""
-        self._database.read(PROBE, {})
+        """Raise StorageUnavailable if SQLite cannot answer a query."""
+        self._database.read(READ_PROBE, {})
 
 
-# Seconds to wait for a lock that another process holds, at startup.
-STARTUP_TIMEOUT = 5.0
-# Seconds for one attempt to get that lock later, and for a read to open the files.
-BUSY_TIMEOUT = 0.8
-# Seconds for all attempts of a write.
-WRITE_TIMEOUT = 5.0
-# If an attempt fails while more writes than this are queued, all of them fail: the
-# server has sixteen threads, and some of them have to be left for reads.
-MAX_WAITING_WRITES = 8
+class Write(NamedTuple):
+    """A statement that waits for a commit, and the Future of its rows."""
 
-# What SQLite, Python and the operating system may raise.
-FAILURES = (sqlite3.Error, MemoryError, OSError)
-# Result codes of SQLite (sqlite.org/rescode.html) that show a bug of this program, and
-# those of a damaged file.
-BUG_CODES = {sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT}
-DAMAGED_CODES = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
-# The cause of an error, or what to do about it.
-CHECK_ACCESS = (
-    "its folder must exist, and this user must be allowed to write to the folder and "
-    "the file"
-)
-HINTS = {
-    sqlite3.SQLITE_BUSY: "another program uses it",
-    sqlite3.SQLITE_FULL: "free some space",
-    sqlite3.SQLITE_IOERR: "the disk may be full or failing",
-    sqlite3.SQLITE_CORRUPT: "restore a backup",
-    sqlite3.SQLITE_NOTADB: "restore a backup, or choose another file",
-    sqlite3.SQLITE_CANTOPEN: CHECK_ACCESS,
-    sqlite3.SQLITE_PERM: CHECK_ACCESS,
-    sqlite3.SQLITE_READONLY: CHECK_ACCESS,
-}
-
-
-class QueuedWrite(NamedTuple):
-    """A statement, and the Future that gets its rows or the error after the commit."""
-
-    future: Future[Rows]
     sql: str
     values: Values
-
-
-class FileIds(NamedTuple):
-    """The device and inode of a database and of its WAL.
-
-    They stay the same if a file is renamed. A file that replaces an open file has
-    others.
-    """
-
-    database: tuple[int, int]
-    wal: tuple[int, int]
-
-
-class Connections(NamedTuple):
-    """The two connections to a database, the path of its WAL, and its files' ids."""
-
-    reader: sqlite3.Connection
-    writer: sqlite3.Connection
-    wal: str = ""
-    file_ids: FileIds | None = None
+    future: Future[Rows]
 
 
 class Database:
     """An SQLite database with one connection for reads and one for writes.
 
-    A new operation needs only `read` and `write`.
+    The file is in WAL mode: SQLite appends each commit to a second file, the
+    write-ahead log, and copies it into the database later, in a checkpoint. So reads go
+    on during a write (sqlite.org/wal.html).
 
-    SQLite writes each commit to a second file, the write-ahead log (WAL). It copies the
-    commit into the database later, in a checkpoint (sqlite.org/wal.html).
-
-    SQLite goes on using an open file after somebody has removed or replaced it, and
-    what it writes then is lost. So the files at the path are compared with the open
-    ones before every use. If they differ, the files at the path are opened.
-
-    The constructor closes what it opens, because a server may fork after it (see
-    `_require_same_process`). The first read or write opens the two connections.
-
-    Each connection has a lock. A thread that needs both locks takes the write lock
-    first. The locks are reentrant, because in memory both are the same lock.
+    If somebody moves or removes the file, SQLite goes on with it, and does not see what
+    is at the path. So before each use, the file at the path is compared with the one
+    that was there at startup.
     """
 
     def __init__(self, path: str) -> None:
         if sqlite3.sqlite_version_info < (3, 38):
             found = sqlite3.sqlite_version
             raise StorageUnavailable(f"SQLite is {found}, but 3.38 or newer is needed")
-        self._in_memory = path == ":memory:"
-        self._path = path if self._in_memory else os.path.abspath(path)
-        self._pid: int | None = None
-        self._connections: Connections | None = None
-        # The ids of the files that were opened last. Their WAL may have to go.
-        self._last_file_ids: FileIds | None = None
-        self._is_damaged = False
-        self._is_closed = False
-        self._write_lock = threading.RLock()
-        # In memory, both connections are the same one.
-        self._read_lock = self._write_lock if self._in_memory else threading.RLock()
-        self._queue: list[QueuedWrite] = []
-        self._queue_lock = threading.Lock()
-        # The committed batch whose threads still wait: see `_execute`. Only the thread
-        # of the executor uses it.
-        self._committed: list[tuple[QueuedWrite, Rows]] = []
-        self._executor = ThreadPoolExecutor(1)
-        if not self._in_memory:
-            try:
-                self._prepare_file()
-            except FAILURES as error:
-                self._raise_unavailable(error)
+        in_memory = path == ":memory:"
+        self._path = path if in_memory else os.path.abspath(path)
+        self._reader: sqlite3.Connection | None = None
+        self._writer: sqlite3.Connection | None = None
+        # Reentrant, because `close` takes both locks, and in memory they are one.
+        self._write_lock = RLock()
+        self._read_lock = self._write_lock if in_memory else RLock()
+        # The writes that share the next commit.
+        self._batch: list[Write] = []
+        self._batch_lock = Lock()
+        try:
+            if in_memory:
+                self._reader = self._writer = self._connect()
+                self._prepare(self._writer)
+            else:
+                # A server may fork after this, and SQLite does not support a connection
+                # in two processes. So `read` and `write` open connections of their own.
+                with closing(self._connect()) as connection:
+                    self._prepare(connection)
+                    connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.Error as error:
+            raise self._unavailable(error) from error
+        self._file_at_startup = self._file_at_path()
 
     def read(self, sql: str, values: Values) -> Rows:
         """Return the rows of a query."""
-        self._require_same_process()
-        try:
-            with self._read_lock:
-                if connections := self._current_connections():
-                    return connections.reader.execute(sql, values).fetchall()
-            return self._read_after_opening(sql, values)
-        except FAILURES as error:
-            self._raise_unavailable(error)
+        with self._read_lock, self._translated_errors():
+            self._require_same_file()
+            if not self._reader:
+                self._reader = self._open(READ_PROBE)
+            return self._reader.execute(sql, values).fetchall()
 
     def write(self, sql: str, values: Values) -> Rows:
         """Return the rows of a statement once its changes are on the disk.
 
         A commit waits until the disk has synced. That takes milliseconds, no matter how
-        many threads wait for it. So the statement is queued, and one thread commits
-        everything that is queued in one transaction (group commit). If one statement
-        fails, all of them fail.
+        many statements it has. So threads that write at the same time share a commit
+        (group commit). The first thread of a batch commits it, and the others wait.
         """
-        self._require_same_process()
-        future: Future[Rows] = Future()
-        with self._queue_lock:
-            # If others are queued, a commit is submitted already. It takes the queue
-            # under the same lock.
-            if not self._queue:
-                try:
-                    self._executor.submit(self._commit_queue)
-                except (RuntimeError, MemoryError) as error:
-                    # Python is shutting down, or no thread can start.
-                    self._raise_unavailable(error)
-            self._queue.append(QueuedWrite(future, sql, values))
-        try:
-            # Wait for the commit. If it fails, result() raises its exception.
-            return future.result()
-        except FAILURES as error:
-            self._raise_unavailable(error)
+        write = Write(sql, values, Future())
+        with self._batch_lock:
+            batch = self._batch
+            batch.append(write)
+            is_first = len(batch) == 1
+        if is_first:
+            self._commit(batch)
+        return write.future.result()
 
     def close(self) -> None:
-        """Close the connections for good, after the statements in progress."""
-        was_forked = self._pid is not None and self._pid != os.getpid()
-        if was_forked:
-            # A connection of the parent process must not be closed, and closing it may
-            # hang. So Python must never deallocate it.
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connections))
-            return
-        # Commits that are submitted are still executed.
-        self._executor.shutdown(wait=False)
-        with self._write_lock:
-            self._is_closed = True
-            with suppress(Exception):
-                self._checkpoint()
-            self._close_connections()
+        """Copy the WAL into the database, and close the connections.
 
-    def _require_same_process(self) -> None:
-        """Raise StorageUnavailable if this process was forked after the first use.
-
-        SQLite does not support a connection that a fork has copied, not even closing it
-        (sqlite.org/howtocorrupt.html, section 2.6), and the locks of this object may be
-        held by threads that do not exist in this process.
+        SQLite does the same when the last connection is closed, but not if the file was
+        moved. It would leave the WAL at the path, and apply it to the next file there.
         """
-        if self._pid is None:
-            self._pid = os.getpid()
-        if self._pid != os.getpid():
-            raise self._unavailable(
-                "it was opened before this process was forked; start processes with "
-                "the method spawn or forkserver of multiprocessing instead"
-            )
-
-    def _read_after_opening(self, sql: str, values: Values) -> Rows:
-        """Open the files at the path, and return the rows of a query."""
-        # Without a timeout, reads would hold all threads of the server while a write
-        # waits for another process.
-        if not self._write_lock.acquire(timeout=BUSY_TIMEOUT):
-            raise self._unavailable("another request is writing to it or opening it")
-        try:
-            connections = self._current_connections() or self._reopen()
-            with self._read_lock:
-                return connections.reader.execute(sql, values).fetchall()
-        finally:
-            self._write_lock.release()
-
-    def _commit_queue(self) -> None:
-        """Commit all queued writes in one transaction.
-
-        After the commit, their threads go on at once if no other write is queued.
-        Otherwise, the next run lets them go on, while it waits for the disk itself.
-        """
-        # Empty until the transaction has begun.
-        batch: list[QueuedWrite] = []
-        try:
-            with self._write_lock:
-                writer = self._begin()
-                batch = self._take_queue()
-                results = self._execute(writer, batch)
-        except Exception as error:
-            # The previous batch is on the disk.
-            self._set_results()
-            # If the transaction could not begin, everything that is queued fails.
-            for write in batch or self._take_queue():
-                write.future.set_exception(error)
-        else:
-            self._committed = list(zip(batch, results, strict=True))
-            # A write that is queued after this check does no harm.
-            if not self._queue:
-                self._set_results()
-
-    def _set_results(self) -> None:
-        """Give the writes in `_committed` their rows, so that their threads go on."""
-        committed, self._committed = self._committed, []
-        for write, rows in committed:
-            write.future.set_result(rows)
-
-    def _take_queue(self) -> list[QueuedWrite]:
-        """Empty the queue, and return what was in it."""
-        with self._queue_lock:
-            writes, self._queue = self._queue, []
-        return writes
-
-    def _begin(self) -> sqlite3.Connection:
-        """Begin a transaction on the files at the path, and return its connection."""
-        deadline = monotonic() + WRITE_TIMEOUT
-        while True:
-            try:
-                connections = self._current_connections() or self._reopen()
-                # A no-op, unless an earlier rollback has failed.
-                connections.writer.rollback()
-                # It waits up to BUSY_TIMEOUT for the lock.
-                connections.writer.execute("BEGIN IMMEDIATE")
-            except sqlite3.OperationalError as error:
-                # The previous batch is on the disk, and does not wait any longer.
-                self._set_results()
-                too_many = len(self._queue) > MAX_WAITING_WRITES
-                if not is_busy(error) or too_many or monotonic() > deadline:
-                    raise
-            else:
-                # The files may have been removed while this thread waited.
-                if self._current_connections():
-                    return connections.writer
-                # Try again with the files that are there now.
-                connections.writer.rollback()
-
-    def _execute(
-        self, writer: sqlite3.Connection, batch: list[QueuedWrite]
-    ) -> list[Rows]:
-        """Execute and commit a batch, or roll back all of it."""
-        try:
-            results = [
-                writer.execute(write.sql, write.values).fetchall() for write in batch
-            ]
-            # The threads of the previous batch go on while COMMIT waits for the disk.
-            # Before, they would slow down the statements above, because only one thread
-            # runs Python at a time. (With a sync of 4 ms, a third fewer pets were added
-            # per second.)
-            self._set_results()
-            writer.execute("COMMIT")
-        except Exception:
-            writer.rollback()
-            # A rollback does not erase the WAL. If COMMIT could not sync, the whole
-            # transaction is there, and the next startup would store it. The next commit
-            # overwrites it: so commit something, which changes nothing.
-            with suppress(sqlite3.Error):
-                writer.execute(f"PRAGMA user_version = {get_version(writer)}")
-            raise
-        return results
-
-    def _current_connections(self) -> Connections | None:
-        """Return the open connections if their files are still those at the path."""
-        connections = self._connections
-        if self._in_memory or not connections:
-            return connections
-        if self._is_damaged:
-            return None
-        ids = get_file_ids(self._path, connections.wal)
-        return connections if ids == connections.file_ids else None
-
-    def _reopen(self) -> Connections:
-        """Open the files at the path. Needs the write lock.
-
-        If other files are open, close them first. If the same files are open, because
-        SQLite has found damage in them, close them afterwards.
-        """
-        if self._is_closed:
-            raise self._unavailable("the store is closed")
-        if self._in_memory:
-            self._connections = self._open_memory()
-            return self._connections
-        if get_size(self._path) == 0:
-            # SQLite would delete the WAL, and the pets in it.
-            raise self._unavailable("it is empty; move the database or a backup there")
-        opened = self._connections
-        if opened and get_file_ids(self._path, opened.wal) != opened.file_ids:
-            self._close_moved_files()
-        if self._last_file_ids:
-            self._remove_old_wal(self._last_file_ids)
-        connections = self._open_file()
-        self._close_connections()
-        self._is_damaged = False
-        self._connections = connections
-        self._last_file_ids = connections.file_ids
-        return connections
-
-    def _close_moved_files(self) -> None:
-        """Close the open files, which are no longer at the path."""
-        try:
-            self._checkpoint()
-        except sqlite3.Error as error:
-            # A damaged file cannot be checkpointed. Keep it open until another file is
-            # at the path: if it were closed before, that file could get its inode.
-            is_damaged = result_code(error) in DAMAGED_CODES
-            is_replaced = get_size(self._path) is not None
-            if not (is_damaged and is_replaced):
-                raise
-        self._close_connections()
-
-    def _checkpoint(self) -> None:
-        """Copy what is only in the WAL into the open database.
-
-        SQLite does this when it closes a database, but not if the database has been
-        moved. The next program might then open it without its WAL.
-        """
-        if not self._connections:
-            return
-        # A no-op, unless an earlier rollback has failed.
-        self._connections.writer.rollback()
-        checkpoint = self._connections.writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        busy, _, _ = checkpoint.fetchone()
-        if busy:
-            raise self._unavailable("another program still reads the old files")
-
-    def _close_connections(self) -> None:
-        """Close the connections after the reads in progress. Needs the write lock."""
-        with self._read_lock:
-            connections, self._connections = self._connections, None
-            if connections:
-                connections.reader.close()
-                connections.writer.close()
-
-    def _remove_old_wal(self, closed: FileIds) -> None:
-        """Remove the WAL of a closed file that another file has replaced.
-
-        The WAL is still there if the closed file is damaged, or if another program uses
-        that file. SQLite would apply the WAL and its index, the file -shm, to the new
-        file.
-        """
-        wal = self._path_of("-wal")
-        ids = get_file_ids(self._path, wal)
-        if not ids or ids.wal != closed.wal or ids.database == closed.database:
-            return
-        if get_size(wal):
-            # It may help to repair the old file.
-            os.replace(wal, f"{wal}-damaged")
-        else:
-            os.remove(wal)
-        Path(self._path_of("-shm")).unlink(missing_ok=True)
-
-    def _open_memory(self) -> Connections:
-        connection = self._connect("mode=memory", 0)
-        create_schema(connection)
-        return Connections(connection, connection)
-
-    def _open_file(self) -> Connections:
-        """Open two connections to the files at the path.
-
-        If somebody moves a file meanwhile, the connections may open different files. So
-        the files are compared before and after.
-        """
-        self._require_pet_store()
-        wal = self._path_of("-wal")
-        opened: list[sqlite3.Connection] = []
-        # SQLite creates the WAL at the first read, and deletes it when the last
-        # connection is closed. So this connection stays open until the others use it.
-        with closing(self._connect("mode=rw", BUSY_TIMEOUT)) as first:
-            self._set_wal_mode(first, BUSY_TIMEOUT)
-            first.execute(PROBE).fetchall()
-            before = get_file_ids(self._path, wal)
-            try:
-                for _ in range(2):
-                    opened.append(self._connect("mode=rw", BUSY_TIMEOUT))
-                    # SQLite opens the WAL at the first read.
-                    opened[-1].execute(PROBE).fetchall()
-                reader, writer = opened
-                reader.execute("PRAGMA query_only = ON")
-                # COMMIT returns after the WAL is on the disk.
-                writer.execute("PRAGMA synchronous = FULL")
-                after = get_file_ids(self._path, wal)
-                if not after or after != before:
-                    raise self._unavailable("it was moved while it was being opened")
-            except Exception:
-                for connection in opened:
+        with self._write_lock, self._read_lock:
+            for connection in (self._reader, self._writer):
+                if connection:
+                    with suppress(sqlite3.Error):
+                        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
                     connection.close()
-                raise
-        return Connections(reader, writer, wal, after)
+            self._reader = self._writer = None
 
-    def _path_of(self, suffix: str) -> str:
-        """Return the path of a file that SQLite keeps next to the database.
+    def _commit(self, batch: list[Write]) -> None:
+        """Commit a batch in one transaction, and give each Future its rows or error."""
+        try:
+            with self._write_lock, self._translated_errors():
+                results = self._execute(batch)
+        except BaseException as error:
+            # Otherwise, the threads of this batch would wait forever.
+            self._end_batch(batch)
+            for write in batch:
+                write.future.set_exception(error)
+            return
+        for write, result in zip(batch, results, strict=True):
+            if isinstance(result, sqlite3.IntegrityError):
+                write.future.set_exception(result)
+            else:
+                write.future.set_result(result)
 
-        It is next to the file that a symbolic link leads to.
+    def _execute(self, batch: list[Write]) -> list[Rows | sqlite3.IntegrityError]:
+        """Execute a batch, and return the rows or the error of each statement."""
+        if not self._writer:
+            self._writer = self._open(WRITE_PROBE)
+        writer = self._writer
+        # The connection commits at the end of the block. After an error, it rolls back.
+        with writer:
+            writer.execute("BEGIN IMMEDIATE")
+            self._require_same_file()
+            # Until the batch ends, other threads add writes to it, even meanwhile.
+            results = [execute(writer, write) for write in batch]
+            self._end_batch(batch)
+            # The last ones were added between the two lines above.
+            return results + [execute(writer, w) for w in batch[len(results) :]]
+
+    def _end_batch(self, batch: list[Write]) -> None:
+        """Add no more writes to a batch: the next one begins another batch."""
+        with self._batch_lock:
+            if self._batch is batch:
+                self._batch = []
+
+    def _open(self, probe: str) -> sqlite3.Connection:
+        """Return a connection to the file that was there at startup.
+
+        It is kept only if the probe succeeds. Otherwise, a connection that was opened
+        while the disk was read-only would stay read-only.
         """
-        return os.path.realpath(self._path) + suffix
+        # Before it is opened: SQLite would apply the WAL of the old file to a new one.
+        self._require_same_file()
+        connection = self._connect()
+        try:
+            connection.execute(probe).fetchall()
+            # The file may have been replaced meanwhile.
+            self._require_same_file()
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
-    def _connect(self, options: str, timeout: float) -> sqlite3.Connection:
-        """Return a new connection with options of a URI (sqlite.org/uri.html)."""
-        uri = "file:" if self._in_memory else Path(self._path).as_uri()
+    def _connect(self) -> sqlite3.Connection:
+        """Open what is at the path."""
         connection = sqlite3.connect(
-            f"{uri}?{options}",
-            uri=True,
-            timeout=timeout,
-            isolation_level=None,  # This class begins and commits transactions.
-            check_same_thread=False,
+            self._path,
+            timeout=BUSY_TIMEOUT,
+            isolation_level=None,  # `_execute` and `_prepare` begin transactions.
+            check_same_thread=False,  # The locks let one thread use it at a time.
         )
         # Text is returned as bytes, so that the JSON of a pet is sent as it is.
         connection.text_factory = bytes
+        # COMMIT returns after the WAL is on the disk.
+        connection.execute("PRAGMA synchronous = FULL")
         return connection
 
-    def _prepare_file(self) -> None:
-        """Create the file if it is missing or empty, otherwise check it."""
-        if os.path.isdir(self._path):
-            raise self._unavailable("it is a folder; choose a file in it")
-        self._roll_back_journal()
-        self._create_if_missing()
-        self._require_pet_store(STARTUP_TIMEOUT)
-        self._require_intact()
-        with closing(self._connect("mode=rw", STARTUP_TIMEOUT)) as connection:
-            self._set_wal_mode(connection, STARTUP_TIMEOUT)
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        """Create the schema in an empty database, or check that it is there."""
 
-    def _roll_back_journal(self) -> None:
-        """Roll back a transaction in which a process was killed.
+        def select(sql: str) -> Any:
+            return connection.execute(sql).fetchone()[0]
 
-        Without WAL mode, as when the file is created, SQLite keeps the old content in a
-        journal. It rolls back by itself, but only on a connection that may write.
-        """
-        if get_size(self._path) and os.path.exists(self._path_of("-journal")):
-            self._require_version_without_wal()
-            with closing(self._connect("mode=rw", STARTUP_TIMEOUT)) as connection:
-                # The first read rolls back.
-                get_version(connection)
+        with connection:
+            # Several processes may start at once. The first one creates the schema.
+            connection.execute("BEGIN IMMEDIATE")
+            version = select("PRAGMA user_version")
+            if version == 0 and select("SELECT count(*) FROM sqlite_schema") == 0:
+                connection.execute(CREATE_TABLE)
+                connection.execute(CREATE_INDEX)
+                connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+                version = SCHEMA_VERSION
+            columns = dict(connection.execute(SELECT_COLUMNS))
+            if version != SCHEMA_VERSION or columns != COLUMNS:
+                raise self._unavailable(
+                    f"it is not a pet store of version {SCHEMA_VERSION}; choose "
+                    f"another file (its user_version is {version})"
+                )
+            connection.execute(WRITE_PROBE)
 
-    def _create_if_missing(self) -> None:
-        """Create the database if the file is missing or empty."""
-        wal = self._path_of("-wal")
-        # Look for the WAL first: another process may create both files after that, and
-        # its WAL would look like one whose database is missing.
-        has_wal = bool(get_size(wal))
-        if get_size(self._path):
-            return
-        if has_wal:
-            # SQLite would delete the WAL, and the pets in it.
+    def _file_at_path(self) -> tuple[int, int] | None:
+        """Return the device and inode of the file, or None, as in memory."""
+        try:
+            status = os.stat(self._path)
+        except OSError:
+            return None
+        return status.st_dev, status.st_ino
+
+    def _require_same_file(self) -> None:
+        """Raise StorageUnavailable if another file or none is at the path."""
+        if self._file_at_path() != self._file_at_startup:
             raise self._unavailable(
-                f"it is missing or empty, but {wal} contains changes; put the "
-                "database back, or delete that file"
-            )
-        # Several processes may do this at once: the first one creates the schema.
-        with closing(self._connect("mode=rwc", STARTUP_TIMEOUT)) as connection:
-            was_created = create_schema(connection)
-        if was_created:
-            log = logging.getLogger(__name__)
-            log.warning("Created a new database: %s", self._path)
-
-    def _require_intact(self) -> None:
-        """Raise StorageUnavailable if SQLite finds damage in the file.
-
-        CHECK constraints are not checked: that would need a connection that may write.
-        """
-        with closing(self._connect("mode=ro", STARTUP_TIMEOUT)) as connection:
-            [(verdict,)] = connection.execute("PRAGMA quick_check(1)").fetchall()
-        if verdict != b"ok":
-            reason = " ".join(verdict.decode().split())
-            raise self._unavailable(f"it is damaged ({reason}); restore a backup")
-
-    def _require_pet_store(self, timeout: float = BUSY_TIMEOUT) -> None:
-        """Raise StorageUnavailable if the file is not a pet store of this version.
-
-        A file of another program is left as it is, its WAL included.
-        """
-        self._require_version_without_wal()
-        with closing(self._connect("mode=ro", timeout)) as connection:
-            self._require_version(connection)
-            try:
-                connection.execute(PROBE).fetchall()
-            except sqlite3.OperationalError as error:
-                if result_code(error) != sqlite3.SQLITE_ERROR:
-                    raise
-                raise self._not_a_pet_store(error) from error
-
-    def _require_version_without_wal(self) -> None:
-        """Raise StorageUnavailable if the file itself has another version."""
-        # SQLite opens an immutable file without its WAL, and creates no other files.
-        with closing(self._connect("mode=ro&immutable=1", 0)) as connection:
-            try:
-                self._require_version(connection)
-            except sqlite3.DatabaseError as error:
-                # After a crash in a checkpoint, the file is complete only with its WAL.
-                if result_code(error) != sqlite3.SQLITE_CORRUPT:
-                    raise
-
-    def _require_version(self, connection: sqlite3.Connection) -> None:
-        version = get_version(connection)
-        if version != SCHEMA_VERSION:
-            reason = f"its user_version is {version}, not {SCHEMA_VERSION}"
-            raise self._not_a_pet_store(reason)
-
-    def _set_wal_mode(self, connection: sqlite3.Connection, timeout: float) -> None:
-        """Set WAL mode. SQLite does not wait for locks here, so try again."""
-        if not os.access(self._path, os.W_OK):
-            raise self._unavailable(
-                "this user may not write to it; change its owner or its mode"
-            )
-        deadline = monotonic() + timeout
-        while True:
-            try:
-                [(mode,)] = connection.execute("PRAGMA journal_mode = WAL").fetchall()
-                break
-            except sqlite3.OperationalError as error:
-                if not is_busy(error) or monotonic() > deadline:
-                    raise
-            sleep(0.01)
-        if mode != b"wal":
-            raise self._unavailable(
-                "its file system does not support WAL mode; use a local disk"
+                "the file was moved, removed or replaced; put it back, or restart the "
+                "service, which then uses or creates the file at this path"
             )
 
-    def _raise_unavailable(self, error: Exception) -> NoReturn:
-        """Raise StorageUnavailable, or the error itself if it shows a bug.
-
-        If the file is damaged, the next use opens it again.
-        """
-        if not isinstance(error, sqlite3.Error):
-            raise self._unavailable(str(error) or "out of memory") from error
-        code = result_code(error)
-        # Errors of Python's sqlite3, such as a missing value, have no code.
-        if not code or code in BUG_CODES:
-            raise error
-        if code in DAMAGED_CODES:
-            self._is_damaged = True
-        hint = f"; {HINTS[code]}" if code in HINTS else ""
-        raise self._unavailable(f"{error}{hint}") from error
-
-    def _not_a_pet_store(self, reason: object) -> StorageUnavailable:
-        return self._unavailable(
-            f"it is not a pet store of this version ({reason}); choose another file, "
-            "or upgrade this one"
-        )
+    @contextmanager
+    def _translated_errors(self) -> Iterator[None]:
+        """Raise StorageUnavailable for an error of SQLite, unless it shows a bug."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            if result_code(error) in (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT):
+                raise
+            raise self._unavailable(error) from error
 
     def _unavailable(self, reason: object) -> StorageUnavailable:
-        return StorageUnavailable(f"{self._path}: {reason}")
+        """Return the error for a reason, with a hint if it is an error of SQLite."""
+        code = result_code(reason)
+        hint = f"; {HINTS[code]}" if code in HINTS else ""
+        return StorageUnavailable(f"{self._path}: {reason}{hint}")
 
 
-def get_size(path: str) -> int | None:
-    """Return the size of a file in bytes, or None if it is missing."""
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return None
+def execute(
+    connection: sqlite3.Connection, write: Write
+) -> Rows | sqlite3.IntegrityError:
+    """Return the rows of a statement, or the error if it violates a constraint.
 
-
-def get_file_ids(path: str, wal_path: str) -> FileIds | None:
-    """Return the ids of a database and its WAL.
-
-    Return None if one of the files is missing, or if the database is empty.
+    SQLite then undoes this statement alone. Any other error fails the whole batch.
     """
     try:
-        database, wal = os.stat(path), os.stat(wal_path)
-    except OSError:
-        return None
-    if database.st_size == 0:
-        return None
-    return FileIds((database.st_dev, database.st_ino), (wal.st_dev, wal.st_ino))
+        return connection.execute(write.sql, write.values).fetchall()
+    except sqlite3.IntegrityError as error:
+        return error
 
 
-def get_version(connection: sqlite3.Connection) -> int:
-    """Return the user_version of the database."""
-    version: int
-    [(version,)] = connection.execute("PRAGMA user_version").fetchall()
-    return version
-
-
-def create_schema(connection: sqlite3.Connection) -> bool:
-    """Create the schema unless it is there, and return whether it was created."""
-    connection.execute("BEGIN IMMEDIATE")
-    is_new = get_version(connection) == 0
-    if is_new:
-        connection.execute(CREATE_TABLE)
-        connection.execute(CREATE_INDEX)
-        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-    connection.execute("COMMIT")
-    return is_new
-
-
-def result_code(error: Exception) -> int:
-    """Return the result code of SQLite, or 0 for an error of Python's sqlite3."""
+def result_code(error: object) -> int:
+    """Return the result code of SQLite, or SQLITE_ERROR if there is none."""
     # The lowest byte of the extended result code.
-    code: int = getattr(error, "sqlite_errorcode", 0)
+    code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
     return code & 0xFF
-
-
-def is_busy(error: sqlite3.Error) -> bool:
-    """Return whether another connection held a lock."""
-    return result_code(error) == sqlite3.SQLITE_BUSY

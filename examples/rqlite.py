@@ -2,7 +2,7 @@
 
 rqlite (https://rqlite.io) is SQLite on several machines. Every node has a copy of the
 database. One of them, the leader, receives all writes; any other node forwards requests
-to it. Run the service on as many machines as you like:
+to it. Any number of machines may run the service:
 
     export PETSTORE_API_KEYS=demo-key
     export RQLITE_NODES=10.0.0.1:4001,10.0.0.2:4001,10.0.0.3:4001
@@ -45,8 +45,7 @@ def create_app() -> Flask:
     """Return the WSGI application. RQLITE_NODES has the HTTP addresses of the nodes."""
     nodes = [node.strip() for node in os.environ.get("RQLITE_NODES", "").split(",")]
     for node in nodes:
-        match = re.fullmatch(r"[\w-]+(\.[\w-]+)*:(\d{1,5})", node)
-        if not match or int(match[2]) > 65535:
+        if not re.fullmatch(r"[\w.-]+:\d+", node):
             raise app.StartError(
                 f"RQLITE_NODES: {node!r} is not HOST:PORT; set it to the HTTP "
                 "addresses of the nodes, as in 10.0.0.1:4001,10.0.0.2:4001."
@@ -54,8 +53,8 @@ def create_app() -> Flask:
     return app.create_app(store=RqliteStore(nodes))
 
 
-class RqliteStore:
-    """The pets in an rqlite cluster. The public methods are those of PetStore."""
+class RqliteStore(storage.Store):
+    """The pets in an rqlite cluster."""
 
     def __init__(self, nodes: list[str]) -> None:
         # In the order in which they are tried.
@@ -64,6 +63,7 @@ class RqliteStore:
     def list_page(
         self, *, limit: int, status: str | None, after: int
     ) -> tuple[bytes, int | None]:
+        """Return a page as a JSON array, and its last id if another page follows."""
         sql = storage.SELECT_PAGE if status is None else storage.SELECT_PAGE_OF_STATUS
         rows = self._execute(sql, limit=limit, status=status, after=after)
         page = "[" + ",".join([pet for _, pet in rows[:limit]]) + "]"
@@ -71,34 +71,39 @@ class RqliteStore:
         return page.encode(), last_id
 
     def add(self, *, name: str, category_id: int, status: str) -> tuple[int, bytes]:
+        """Store a pet, and return its id and its JSON."""
         # Since version 8.31, rqlite reads a text like x'41' as a BLOB. So the name is
         # sent as plain hexadecimal digits.
         sql = storage.INSERT_PET.replace(":name", "CAST(unhex(:name) AS TEXT)")
-        [(pet_id, pet)] = self._execute(
+        rows = self._execute(
             sql, name=name.encode().hex(), category_id=category_id, status=status
         )
+        pet_id, pet = rows[0]
         return pet_id, pet.encode()
 
     def get(self, pet_id: int) -> bytes | None:
+        """Return the JSON of a pet, or None if no pet has this id."""
         rows = self._execute(storage.SELECT_PET, id=pet_id)
         return rows[0][0].encode() if rows else None
 
     def check(self) -> None:
-        self._execute(storage.PROBE)
+        """Raise StorageUnavailable if the cluster cannot answer a query."""
+        self._execute(storage.READ_PROBE)
 
     def _execute(self, sql: str, **values: object) -> list[Any]:
         """Return the rows of a statement. Create the schema if it is missing."""
-        [result] = self._send([sql, values])
+        statement = [sql, values]
+        result = self._send(statement)
         if result.get("error") == "no such table: pets":
-            *_, result = self._send(
-                [storage.CREATE_TABLE], [storage.CREATE_INDEX], [sql, values]
+            result = self._send(
+                [storage.CREATE_TABLE], [storage.CREATE_INDEX], statement
             )
         if "error" in result:
             raise StorageUnavailable(result["error"])
         return list(result.get("values", []))
 
-    def _send(self, *statements: list[Any]) -> list[dict[str, Any]]:
-        """Send statements to a node, and return their results.
+    def _send(self, *statements: list[Any]) -> dict[str, Any]:
+        """Send statements to a node, and return the result of the last one.
 
         If the node does not answer, no other node is asked: the statements may have
         been executed.
@@ -131,8 +136,8 @@ class RqliteStore:
         self._nodes = [other for other in self._nodes if other != node] + [node]
 
 
-def post(connection: HTTPConnection, statements: object) -> list[dict[str, Any]]:
-    """Post statements to a node, and return its results."""
+def post(connection: HTTPConnection, statements: object) -> dict[str, Any]:
+    """Post statements to a node, and return the result of the last one."""
     connection.request("POST", "/db/request", json.dumps(statements), HEADERS)
     response = connection.getresponse()
     body = response.read().decode()
@@ -142,4 +147,4 @@ def post(connection: HTTPConnection, statements: object) -> list[dict[str, Any]]
     # If the leader changes meanwhile, there is an error instead of results.
     if not answer["results"]:
         raise HTTPException(answer["error"])
-    return list(answer["results"])
+    return dict(answer["results"][-1])

@@ -1,174 +1,152 @@
-"""createPet: which bodies it accepts, and how it refuses the others."""
+"""createPet: what it stores, and what it refuses."""
 
-import json
+from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from tests.helpers import NEW_PET, add_pet, assert_error
+from tests.helpers import add_pet, all_pets, assert_error
 
-REX = json.dumps(NEW_PET)
+REX = '{"name": "Rex", "categoryId": 1}'
 
 
 def post(client: FlaskClient, body: str | bytes) -> TestResponse:
+    """Send a body as it is."""
     return client.post("/v1/pets", data=body, content_type="application/json")
 
 
-def with_member(name: str, literal: str) -> str:
-    """Return a valid body with one member set to this JSON literal."""
-    return json.dumps({**NEW_PET, name: "here"}).replace('"here"', literal)
-
-
-def test_a_new_pet_is_returned_with_its_id_and_location(client: FlaskClient) -> None:
-    response = post(client, json.dumps({**NEW_PET, "status": "pending"}))
-    pet = {"id": 1, "name": "Rex", "categoryId": 1, "status": "pending"}
+def test_a_pet_is_added(client: FlaskClient) -> None:
+    pet = {"name": "Rex", "categoryId": 1, "status": "sold"}
+    response = client.post("/v1/pets", json=pet)
     assert response.status_code == 201
     assert response.content_type == "application/json"
-    assert response.get_json() == pet
     assert response.headers["Location"] == "/v1/pets/1"
-    assert client.get(response.headers["Location"]).get_json() == pet
+    assert response.text == '{"id":1,"name":"Rex","categoryId":1,"status":"sold"}\n'
+    assert all_pets(client) == [{"id": 1, **pet}]
 
 
-def test_status_defaults_to_available_and_unknown_members_are_ignored(
-    client: FlaskClient,
-) -> None:
-    pet = add_pet(client, id=99, tag={"a": [None]})
-    assert pet == {"id": 1, **NEW_PET, "status": "available"}
+def test_a_pet_is_available_by_default(client: FlaskClient) -> None:
+    assert post(client, REX).get_json()["status"] == "available"
 
 
 @pytest.mark.parametrize(
     "name",
-    ["", "a\0b", "\x01\x1f\x7f", "\"\\/'", "é😀", "e\u0301", "\u2028\ufeff\ufffe\uffff"]
-    + ["\U0010ffff", "NaN", "</script>", "x" * 60_000],
+    ["", " ", "\0", "a\0b", "\"'\\/", "'; DROP TABLE pets; --", "é", "🐈", "\u2028"]
+    + ["x" * 60_000],
 )
-def test_names_are_stored_and_returned_exactly(client: FlaskClient, name: str) -> None:
-    for has_escapes in (True, False):
-        body = json.dumps({**NEW_PET, "name": name}, ensure_ascii=has_escapes)
-        pet = post(client, body).get_json()
-        assert pet["name"] == name
-        assert client.get(f"/v1/pets/{pet['id']}").get_json() == pet
+def test_a_name_is_returned_exactly_as_sent(client: FlaskClient, name: str) -> None:
+    pet = add_pet(client, name=name)
+    assert pet["name"] == name
+    assert all_pets(client) == [pet]
 
 
 @pytest.mark.parametrize(
     ("literal", "number"),
-    [("0e99999", 0), ("1.0", 1), ("1e3", 1000), ("120e-1", 12)]
-    + [("9007199254740993.0", 2**53 + 1), ("9223372036854775807", 2**63 - 1)]
-    + [("-9223372036854775808", -(2**63))],
+    [
+        ("-9223372036854775808", -9223372036854775808),
+        ("9223372036854775807", 9223372036854775807),
+        ("9007199254740993", 9007199254740993),
+        ("0", 0),
+        ("1.0", 1),
+        ("1e3", 1000),
+        ("-9007199254740991.0", -9007199254740991),
+    ],
 )
-def test_a_category_id_is_any_json_number_without_a_fraction(
+def test_a_category_id_is_a_64_bit_integer(
     client: FlaskClient, literal: str, number: int
 ) -> None:
-    response = post(client, with_member("categoryId", literal))
-    assert response.status_code == 201
+    response = post(client, f'{{"name": "Rex", "categoryId": {literal}}}')
     assert f'"categoryId":{number},' in response.text
-    assert client.get("/v1/pets/1").text == response.text
+    assert all_pets(client) == [response.get_json()]
 
 
-OUT_OF_INT64 = "Must be greater than or equal to -9223372036854775808 and less "
-OUT_OF_INT64 += "than or equal to 9223372036854775807."
-NOT_AN_INTEGER, NULL = "Not a valid integer.", "Field may not be null."
-NOT_A_STRING, SURROGATE = "Not a valid string.", "Must not contain lone surrogates."
-OTHER_STATUS = "Must be one of: available, pending, sold."
+NOT_AN_INTEGER = "categoryId: Not a valid integer."
+NOT_INT64 = (
+    "categoryId: Must be greater than or equal to -9223372036854775808 "
+    "and less than or equal to 9223372036854775807."
+)
 
 
 @pytest.mark.parametrize(
-    ("member", "message", "literals"),
+    ("members", "message"),
     [
-        ("name", NOT_A_STRING, ["1", "[]"]),
-        ("name", NULL, ["null"]),
-        ("name", SURROGATE, [r'"\ud800"', r'"a\udfffb"']),
+        ('"categoryId": 1', "name: Missing data for required field."),
+        ('"categoryId": 1, "name": null', "name: Field may not be null."),
+        ('"categoryId": 1, "name": 7', "name: Not a valid string."),
         (
-            "categoryId",
-            OUT_OF_INT64,
-            ["9223372036854775808", "-9223372036854775809", "1e19"],
+            '"categoryId": 1, "name": "\\ud800"',
+            "name: Must not contain lone surrogates.",
+        ),
+        ('"name": "Rex"', "categoryId: Missing data for required field."),
+        *(
+            (f'"name": "Rex", "categoryId": {value}', NOT_AN_INTEGER)
+            for value in ('"1"', "true", "1.5", "[]", "NaN", "1e999", "1e19")
+            + ("9007199254740993.0",)
+        ),
+        ('"name": "Rex", "categoryId": 9223372036854775808', NOT_INT64),
+        ('"name": "Rex", "categoryId": -9223372036854775809', NOT_INT64),
+        (
+            '"name": "Rex", "categoryId": 1, "status": ""',
+            "status: Must be one of: available, pending, sold.",
         ),
         (
-            "categoryId",
-            NOT_AN_INTEGER,
-            ["1.5", "1e-1", "1e-9999999", '"1"', "true", "[]"],
+            '"name": 7',
+            "name: Not a valid string. categoryId: Missing data for required field.",
         ),
-        # Python would need minutes to write out these integers.
-        ("categoryId", NOT_AN_INTEGER, ["1e9999999", f"-1e{'9' * 20}", "9" * 5000]),
-        ("categoryId", NULL, ["null"]),
-        ("status", OTHER_STATUS, ['""', '"SOLD"', r'"\ud800"']),
-        ("status", NOT_A_STRING, ['["sold"]']),
-        ("status", NULL, ["null"]),
     ],
 )
-def test_an_invalid_member_is_named(
-    client: FlaskClient, member: str, message: str, literals: list[str]
+def test_every_invalid_member_is_named(
+    client: FlaskClient, members: str, message: str
 ) -> None:
-    for literal in literals:
-        response = post(client, with_member(member, literal))
-        assert assert_error(response, 400, "invalid_body") == f"{member}: {message}"
-    assert client.get("/v1/pets").get_json() == []
+    response = post(client, f"{{{members}}}")
+    assert assert_error(response, 400, "invalid_body") == message
+    assert all_pets(client) == []
 
 
-def test_all_invalid_members_are_named(client: FlaskClient) -> None:
-    response = post(client, '{"status": "lost", "categoryId": "1"}')
-    assert assert_error(response, 400, "invalid_body") == (
-        "name: Missing data for required field. "
-        f"categoryId: {NOT_AN_INTEGER} status: {OTHER_STATUS}"
+@pytest.mark.parametrize("body", ["[]", "null", "1", '"Rex"'])
+def test_a_body_has_to_be_an_object(client: FlaskClient, body: str) -> None:
+    assert (
+        assert_error(post(client, body), 400, "invalid_body") == "Send a JSON object."
     )
 
 
-@pytest.mark.parametrize("body", ["[]", "null", '"x"', "1", '[{"name": "x"}]'])
-def test_a_body_must_be_an_object(client: FlaskClient, body: str) -> None:
-    message = assert_error(post(client, body), 400, "invalid_body")
-    assert message == "Send a JSON object."
+def test_unknown_members_are_ignored_and_the_last_of_a_repeated_one_counts(
+    client: FlaskClient,
+) -> None:
+    body = '{"id": 7, "x": 1e999, "name": 1, "name": "Tom", "categoryId": 2}'
+    pet = {"id": 1, "name": "Tom", "categoryId": 2, "status": "available"}
+    assert post(client, body).get_json() == pet
 
 
 @pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ("{", "The body is not valid JSON: Expecting "),
-        (f"{REX} x", "The body is not valid JSON: Extra data (line 1, column 34)."),
-        (f"\ufeff{REX}", "The body begins with a byte order mark."),
-        (b'{"name": "\xff", "categoryId": 1}', "The body is not valid UTF-8."),
-        (REX.encode("utf-16"), "The body is not valid UTF-8."),
-        (with_member("categoryId", "NaN"), "The body contains NaN, which is not "),
-        (with_member("x", "[-Infinity]"), "The body contains -Infinity, which is not "),
-        ('{"name": "a", "name": "b"}', "The body repeats the member 'name'."),
-        (with_member("x", '{"é": 1, "é": 2}'), "The body repeats the member 'é'."),
-        (
-            '{"%s": 1, "%s": 2}' % (("x" * 9_000,) * 2),
-            f"The body repeats the member '{'x' * 100}'.",
-        ),
-        ("[" * 60_000, "The body is nested too deeply."),
-        ('{"a":' * 10_000, "The body is nested too deeply."),
-    ],
+    "body",
+    ["", " ", "Rex", REX[:-1], REX + "}", b"\xff", b'"\xff"', "[" * 60_000]
+    + ['{"a":' * 10_000, '{"name": "Rex", "categoryId": %s}' % ("9" * 5000)],
 )
 def test_a_malformed_body_is_refused_with_the_reason(
-    client: FlaskClient, body: str | bytes, message: str
+    client: FlaskClient, body: str | bytes
 ) -> None:
-    response = post(client, body)
-    assert assert_error(response, 400, "malformed_body").startswith(message)
+    message = assert_error(post(client, body), 400, "malformed_body")
+    assert message.startswith("Send a JSON object. The body could not be read: ")
 
 
-@pytest.mark.parametrize(
-    ("media_type", "coding", "status"),
-    [
-        ("Application/JSON; charset=utf-8", "Identity", 201),
-        ("application/json", "identity, br", 415),
-        ("application/vnd.api+json", "", 415),
-        ("", "", 415),
-    ],
-)
-def test_a_body_needs_the_media_type_of_json_and_no_coding(
-    client: FlaskClient, media_type: str, coding: str, status: int
+@pytest.mark.parametrize("media_type", ["", "text/plain", "application/xml"])
+def test_another_media_type_is_refused(client: FlaskClient, media_type: str) -> None:
+    response = client.post("/v1/pets", data=REX, content_type=media_type)
+    message = assert_error(response, 415, "unsupported_media_type")
+    assert message == "Send the body as 'Content-Type: application/json'."
+
+
+def test_a_missing_body_is_malformed_even_without_a_media_type(
+    client: FlaskClient,
 ) -> None:
-    headers = {"Content-Type": media_type, "Content-Encoding": coding}
-    response = client.post("/v1/pets", data=REX, headers=headers)
-    assert response.status_code == status
+    assert_error(client.post("/v1/pets"), 400, "malformed_body")
 
 
 def test_a_body_may_have_64_kib(client: FlaskClient) -> None:
     assert post(client, REX.ljust(65_536)).status_code == 201
-    for body in (REX.ljust(65_537), "[" * 65_537):
-        assert_error(post(client, body), 413, "body_too_large")
-
-
-def test_a_smaller_max_content_length_applies(client: FlaskClient) -> None:
-    client.application.config["MAX_CONTENT_LENGTH"] = 10
-    assert_error(post(client, REX), 413, "body_too_large")
+    # Its size is checked before its media type.
+    headers: dict[str, Any] = {"data": REX.ljust(65_537), "content_type": "text/plain"}
+    message = assert_error(client.post("/v1/pets", **headers), 413, "body_too_large")
+    assert message == "Send a body of at most 65,536 bytes."

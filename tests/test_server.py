@@ -1,201 +1,268 @@
-"""The Procfile's command: under load, during faults, and when it stops."""
+"""The service under gunicorn and `flask run`: startup, log, and malformed bodies."""
 
-import resource
-import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager, suppress
-from http.client import HTTPException
-from itertools import islice
+import re
+import signal
+import sqlite3
+from base64 import b64encode
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-from uuid import uuid4
 
 import pytest
 
-from tests.conftest import create_client
+import storage
+from app import StartError, create_app
 from tests.helpers import (
+    KEY,
     NEW_PET,
+    add_pet,
     all_pets,
-    execute,
-    locked_by_another_program,
-    wal_of,
+    create_client,
+    other_program,
 )
-from tests.process import COMMAND, TIMEOUT, Service, run, serving
+from tests.service import FLASK, GUNICORN, run, serving
+
+both_servers = pytest.mark.parametrize("command", [GUNICORN, FLASK], ids=lambda c: c[0])
 
 
-@pytest.fixture
-def service(database: Path) -> Iterator[Service]:
-    with serving(database) as service:
-        yield service
-        assert "Traceback" not in service.log()
+# Startup: what is refused.
 
 
-# The settings.
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        (keys, "set it to a string of one or more keys, separated by commas.")
+        for keys in (None, "", " , ,", ["k"])
+    ]
+    + [
+        (f"k,,a{character}b", "key 2 may have visible ASCII characters only.")
+        for character in "\r\n \0é\x7f"
+    ],
+)
+def test_keys_that_cannot_be_sent_are_refused(keys: object, reason: str) -> None:
+    with pytest.raises(StartError) as refusal:
+        create_app({"API_KEYS": keys, "DATABASE": ":memory:"})
+    assert str(refusal.value) == f"PETSTORE_API_KEYS: {reason}"
 
 
-def test_the_environment_sets_the_port_but_not_the_number_of_workers() -> None:
-    settings = {"PORT": "5123", "WEB_CONCURRENCY": "7", "PETSTORE_API_KEYS": "key"}
-    settings |= {"PETSTORE_DATABASE": ":memory:"}
-    shown = run(*COMMAND, "--print-config", **settings).stdout
-    lines = [line.split() for line in shown.splitlines()]
-    assert ["bind", "=", "['0.0.0.0:5123']"] in lines
-    assert ["workers", "=", "1"] in lines
-    assert ["threads", "=", "16"] in lines
-    assert ["control_socket_disable", "=", "True"] in lines
+@pytest.mark.parametrize("path", ["a\0b", "a\ud800", b"pets.db", 7])
+def test_a_database_has_to_be_a_path(path: object) -> None:
+    with pytest.raises(StartError, match="^PETSTORE_DATABASE: .*; set it to the path"):
+        create_app({"API_KEYS": KEY, "DATABASE": path})
 
 
-def test_gunicorn_may_preload_the_application(database: Path) -> None:
-    with serving(database, [*COMMAND, "--preload"]) as service:
-        pet = service.request("POST", "/v1/pets", NEW_PET).body
-        assert service.request("GET", "/v1/pets").body == [pet]
+PETS = "CREATE TABLE pets (id INTEGER PRIMARY KEY, breed TEXT)"
+OTHER_COLUMN = storage.CREATE_TABLE.replace("category_id", "category")
+OTHER_TYPE = storage.CREATE_TABLE.replace("category_id INTEGER", "category_id TEXT")
+VERSION = f"PRAGMA user_version = {storage.SCHEMA_VERSION}"
+NEWER = f"PRAGMA user_version = {storage.SCHEMA_VERSION + 1}"
+
+
+def create_tables(*statements: str) -> Callable[[Path], None]:
+    """Return a function that executes statements in a file."""
+
+    def create(path: Path) -> None:
+        with other_program(path, *statements):
+            pass
+
+    return create
+
+
+NOT_A_DATABASE = "file is not a database; choose another file, or restore a backup."
+CANNOT_OPEN = f"unable to open database file; {storage.CHECK_ACCESS}."
+NOT_A_STORE = (
+    f"it is not a pet store of version {storage.SCHEMA_VERSION}; choose another file "
+    "(its user_version is {})."
+)
+OF_OUR_VERSION = NOT_A_STORE.format(storage.SCHEMA_VERSION)
+OF_A_NEWER_VERSION = NOT_A_STORE.format(storage.SCHEMA_VERSION + 1)
+
+
+@pytest.mark.parametrize(
+    ("create", "reason"),
+    [
+        (lambda path: path.write_text("Dear diary" * 999), NOT_A_DATABASE),
+        (Path.mkdir, CANNOT_OPEN),
+        (lambda path: path.parent.rmdir(), CANNOT_OPEN),
+        (create_tables(PETS), NOT_A_STORE.format(0)),
+        (create_tables(VERSION), OF_OUR_VERSION),
+        (create_tables(PETS, VERSION), OF_OUR_VERSION),
+        (create_tables(OTHER_COLUMN, VERSION), OF_OUR_VERSION),
+        (create_tables(OTHER_TYPE, VERSION), OF_OUR_VERSION),
+        (create_tables(storage.CREATE_TABLE, NEWER), OF_A_NEWER_VERSION),
+    ],
+    ids=[
+        "text",
+        "folder",
+        "missing folder",
+        "another program",
+        "no table",
+        "other columns",
+        "another column",
+        "another type",
+        "newer version",
+    ],
+)
+def test_a_file_that_is_not_a_pet_store_is_refused_and_not_changed(
+    tmp_path: Path, create: Callable[[Path], object], reason: str
+) -> None:
+    path = tmp_path / "folder" / "pets.db"
+    path.parent.mkdir()
+    create(path)
+    content = path.read_bytes() if path.is_file() else None
+    with pytest.raises(StartError) as refusal:
+        create_client(path)
+    assert str(refusal.value) == f"PETSTORE_DATABASE: {path}: {reason}"
+    assert (path.read_bytes() if path.is_file() else None) == content
+
+
+def test_an_old_sqlite_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 38, 0))
+    create_client(":memory:")
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 37, 2))
+    with pytest.raises(StartError, match="3.38 or newer is needed"):
+        create_client(":memory:")
+
+
+@both_servers
+def test_a_refusal_is_one_line(tmp_path: Path, command: list[str]) -> None:
+    ended = run(*command, PETSTORE_API_KEYS=KEY, PETSTORE_DATABASE=str(tmp_path))
+    assert ended.returncode != 0
+    lines = [line for line in ended.stderr.splitlines() if line and line[0] != "["]
+    assert lines == [f"Error: PETSTORE_DATABASE: {tmp_path}: {CANNOT_OPEN}"]
+
+
+# Startup: what is opened.
+
+
+def test_a_file_of_the_fourth_version_is_opened_as_it_is(database: Path) -> None:
+    statements = [
+        "PRAGMA journal_mode = WAL",
+        "CREATE TABLE pets (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL, "
+        "category_id INTEGER NOT NULL, status TEXT NOT NULL "
+        "CHECK (status IN ('available', 'pending', 'sold'))) STRICT",
+        "CREATE INDEX pets_by_status ON pets (status)",
+        "PRAGMA user_version = 1",
+        "INSERT INTO pets VALUES (3, 'Tom', 1, 'sold')",
+    ]
+    create_tables(*statements)(database)
+    client = create_client(database)
+    tom = {"id": 3, "name": "Tom", "categoryId": 1, "status": "sold"}
+    assert all_pets(client) == [tom]
+    assert add_pet(client)["id"] == 4
+
+
+def test_an_empty_file_and_a_relative_path_are_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pets.db").touch()
+    monkeypatch.chdir(tmp_path)
+    client = create_client("pets.db")
+    monkeypatch.chdir("/")
+    pet = add_pet(client)
+    assert all_pets(create_client(tmp_path / "pets.db")) == [pet]
+
+
+def test_settings_come_from_the_environment_or_from_the_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PETSTORE_API_KEYS", "1")
+    monkeypatch.setenv("PETSTORE_DATABASE", str(tmp_path / "environment.db"))
+    create_app()
+    assert [path.name for path in tmp_path.iterdir()] == ["environment.db"]
+    client = create_app({"DATABASE": tmp_path / "config.db"}).test_client()
+    assert (tmp_path / "config.db").exists()
+    response = client.get("/v1/pets", headers={"Authorization": "Bearer 1"})
+    assert response.status_code == 200
+
+
+def test_the_default_database_is_in_the_instance_folder(tmp_path: Path) -> None:
+    for name in ("app", "auth", "errors", "schemas", "storage"):
+        (tmp_path / f"{name}.py").write_bytes(Path(f"{name}.py").read_bytes())
+    program = "import app; app.create_app()"
+    for _ in range(2):
+        ended = run("python", "-c", program, folder=tmp_path, PETSTORE_API_KEYS=KEY)
+        assert (ended.returncode, ended.stderr) == (0, "")
+    assert [path.name for path in tmp_path.glob("instance/*")] == ["pets.db"]
+
+
+# The running service.
+
+
+ACCESS = re.compile(r'127\.0\.0\.1 \[.*\] "POST /v1/pets HTTP/1\.1" 201 \d+ \d+\.\d+')
+
+
+def test_gunicorn_serves_as_one_process_and_logs_each_request(database: Path) -> None:
+    with serving(database, WEB_CONCURRENCY="2") as service:
+        assert service.request("POST", "/v1/pets", NEW_PET).status == 201
         assert service.stop() == 0
-        assert "Traceback" not in service.log()
+    log = service.log()
+    assert log.count("Booting worker") == 1
+    assert len(ACCESS.findall(log)) == 1
+    assert KEY not in log
+    assert "ontrol socket" not in log
 
 
-# Faults.
+def test_flask_run_serves(database: Path) -> None:
+    with serving(database, FLASK) as service:
+        assert service.request("POST", "/v1/pets", NEW_PET).status == 201
+        service.stop(signal.SIGINT)
+    assert KEY not in service.log()
 
 
-class Load:
-    """Clients that create pets in a service, and the responses to them."""
-
-    def __init__(self, service: Service) -> None:
-        self.service = service
-        self.sent: set[str] = set()
-        self.acknowledged: dict[str, int] = {}
-        self.condition = threading.Condition()
-
-    def create_pets(self) -> None:
-        """Create pets with unique names until the service ends."""
-        with self.service.client() as client, suppress(OSError, HTTPException):
-            while True:
-                name = f"{uuid4()} {'x' * 500}"
-                self.sent.add(name)
-                response = client.request("POST", "/v1/pets", {**NEW_PET, "name": name})
-                assert response.status in (201, 503)
-                if response.status == 201:
-                    with self.condition:
-                        self.acknowledged[name] = response.body["id"]
-                        self.condition.notify()
-
-    def wait_for_creates(self) -> None:
-        """Wait for the 201 of pets that were sent after this call."""
-        with self.condition:
-            # Up to 8 of the next 16 responses are to requests that were sent before.
-            count = len(self.acknowledged) + 16
-            assert self.condition.wait_for(
-                lambda: len(self.acknowledged) >= count, TIMEOUT
-            )
-
-    def assert_stored(self, pets: list[dict[str, Any]]) -> None:
-        """Check that acknowledged pets are stored, none twice, and each was sent."""
-        stored = {pet["name"]: pet["id"] for pet in pets}
-        assert len(stored) == len(pets)
-        assert self.acknowledged.items() <= stored.items()
-        assert stored.keys() <= self.sent
+def test_clients_cannot_forge_lines_of_the_log(database: Path) -> None:
+    user = b64encode(b"x\nFORGED\x1b[31m:password").decode()
+    head = (
+        f'GET /"%0aFORGED HTTP/1.1\r\nHost: x\r\nAuthorization: Basic {user}\r\n'
+        "User-Agent: FORGED\r\nReferer: FORGED\r\n\r\n"
+    )
+    with serving(database) as service:
+        assert service.send(head.encode()).startswith(b"HTTP/1.1 404 ")
+        lines = service.wait_for_log('(.*"GET /.*)\n')
+    assert re.match(r"127\.0\.0\.1 \[", lines)
+    assert service.log().count("FORGED") == 1
 
 
-@contextmanager
-def load_until_kill_9(database: Path) -> Iterator[Load]:
-    """Let eight clients create pets during a `with` block, then kill the service."""
-    with ThreadPoolExecutor(8) as threads, serving(database) as service:
-        load = Load(service)
-        creates = [threads.submit(load.create_pets) for _ in range(8)]
-        load.wait_for_creates()
-        yield load
-    for create in creates:
-        create.result()
+def test_a_log_that_cannot_be_written_shows_no_key(database: Path) -> None:
+    full = ["bash", "-c", 'exec "$@" >/dev/full', "bash", *GUNICORN]
+    with serving(database, full) as service:
+        assert service.request("GET", "/v1/pets").status == 200
+        assert service.stop() == 0
+    assert KEY not in service.log()
+
+
+@both_servers
+def test_a_body_that_the_server_cannot_read_is_malformed(
+    database: Path, command: list[str]
+) -> None:
+    head = f"POST /v1/pets HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
+    head += "Content-Type: application/json\r\n"
+    rex = '{"name": "Rex", "categoryId": 1}'
+    with serving(database, command) as service:
+        for rest in (
+            f"Content-Length: 50\r\n\r\n{rex}",
+            "Transfer-Encoding: chunked\r\n\r\nxyz\r\n",
+            f"Transfer-Encoding: chunked\r\n\r\n{len(rex) + 1:x}\r\n{rex}",
+        ):
+            response = service.send(f"{head}{rest}".encode())
+            assert response.startswith(b"HTTP/1.1 400 ")
+            assert b'{"code":"malformed_body",' in response
+        assert service.request("GET", "/v1/pets").body == []
     assert "Traceback" not in service.log()
 
 
-def test_no_acknowledged_pet_is_lost_by_kill_9_and_removed_wals(database: Path) -> None:
-    with load_until_kill_9(database) as load:
-        for _ in range(5):
-            # The service may not have opened the file again.
-            wal_of(database).unlink(missing_ok=True)
-            load.wait_for_creates()
-    load.assert_stored(all_pets(create_client(database)))
+def test_the_service_can_be_served_below_a_prefix(database: Path) -> None:
+    with serving(database, SCRIPT_NAME="/store") as service:
+        for _ in range(2):
+            added = service.request("POST", "/store/v1/pets", NEW_PET)
+        assert added.headers["Location"] == "/store/v1/pets/2"
+        page = service.request("GET", "/store/v1/pets?limit=1")
+        link = '</store/v1/pets?limit=1&after=1>; rel="next"'
+        assert page.headers["Link"] == link
+        pets = '</store/v1/pets>; rel="successor-version"'
+        assert service.request("GET", "/store/v1/pets/9").headers["Link"] == pets
 
 
-def test_no_acknowledged_pet_is_lost_if_another_store_replaces_the_file_under_load(
-    database: Path,
-) -> None:
-    old, other = database.with_suffix(".old"), database.with_suffix(".other")
-    create_client(database)
-    execute(database, f"VACUUM INTO '{other}'")
-    execute(other, "INSERT INTO pets VALUES (7, 'Tom', 1, 'sold')")
-    with load_until_kill_9(database) as load:
-        old.hardlink_to(database)
-        acknowledged_before = set(load.acknowledged)
-        other.rename(database)
-        sent_before = set(load.sent)
-        load.wait_for_creates()
-    old_pets, pets = all_pets(create_client(old)), all_pets(create_client(database))
-    assert pets.pop(0)["name"] == "Tom"
-    load.assert_stored(old_pets + pets)
-    assert acknowledged_before <= {pet["name"] for pet in old_pets}
-    assert load.acknowledged.keys() - sent_before <= {pet["name"] for pet in pets}
-
-
-def test_reads_go_on_while_another_program_holds_the_lock(
-    service: Service, database: Path
-) -> None:
-    with ThreadPoolExecutor(24) as threads:
-        with locked_by_another_program(database):
-            # More than the service has threads.
-            creates = [
-                threads.submit(service.request, "POST", "/v1/pets", NEW_PET)
-                for _ in range(24)
-            ]
-            refused = list(islice(as_completed(creates, timeout=4), 16))
-            assert {create.result().status for create in refused} == {503}
-            assert service.request("GET", "/v1/pets", timeout=2).body == []
-        statuses = [create.result().status for create in creates]
-        stored = service.request("GET", "/v1/pets?limit=100").body
-        assert len(stored) == statuses.count(201) == 24 - statuses.count(503)
-
-
-def test_a_full_disk_refuses_writes_until_there_is_room(service: Service) -> None:
-    def limit_file_size(size: int) -> None:
-        limits = size, resource.RLIM_INFINITY
-        resource.prlimit(service.worker(), resource.RLIMIT_FSIZE, limits)
-
-    large_pet = {**NEW_PET, "name": "x" * 60_000}
-    limit_file_size(1_000_000)
-    pets = []
-    while (response := service.request("POST", "/v1/pets", large_pet)).status == 201:
-        pets.append(response.body)
-        assert len(pets) < 20
-    assert response.status == 503
-    assert service.request("GET", "/v1/pets").body == pets
-    limit_file_size(resource.RLIM_INFINITY)
-    pets.append(service.request("POST", "/v1/pets", large_pet).body)
-    assert service.request("GET", "/v1/pets").body == pets
-
-
-# The end.
-
-
-def test_sigterm_lets_every_request_finish_and_leaves_no_wal(service: Service) -> None:
-    has_begun = threading.Barrier(9)
-
-    def create_until_it_closes() -> int:
-        """Create pets on one connection until the service closes it."""
-        with service.client() as client:
-            for count in range(1, 10_000):
-                response = client.request("POST", "/v1/pets", NEW_PET)
-                assert response.status == 201
-                if response.headers["Connection"] == "close":
-                    return count
-                if count == 1:
-                    has_begun.wait()
-        raise AssertionError("the service went on")
-
-    with ThreadPoolExecutor(8) as threads:
-        creates = [threads.submit(create_until_it_closes) for _ in range(8)]
-        has_begun.wait()
-        assert service.stop() == 0
-    acknowledged = sum(create.result() for create in creates)
-    assert service.log().count('"POST /v1/pets HTTP/1.1" 201') == acknowledged
-    assert not wal_of(service.database).exists()
-    assert execute(service.database, "SELECT count(*) FROM pets") == [(acknowledged,)]
+def test_a_client_cannot_set_the_prefix(database: Path) -> None:
+    head = "GET /v1/openapi.json HTTP/1.1\r\nHost: x\r\nSCRIPT_NAME: /v1\r\n\r\n"
+    with serving(database) as service:
+        assert b'"servers":[{"url":"/v1"}]' in service.send(head.encode())

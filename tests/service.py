@@ -1,0 +1,148 @@
+"""The service in a process of its own, as the README and the Procfile start it."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.helpers import KEY
+
+ROOT = Path(__file__).parent.parent
+PROCFILE = (ROOT / "Procfile").read_text().removeprefix("web: ")
+# Both listen on the loopback interface, on any free port.
+GUNICORN = [*shlex.split(PROCFILE), "--bind", "127.0.0.1:0"]
+FLASK = ["flask", "run", "--port", "0"]
+# Seconds to wait for a response or for a process.
+TIMEOUT = 15.0
+
+
+class Response(NamedTuple):
+    """A response: its status, its headers and its parsed body."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: Any
+
+
+def environment(**settings: str) -> dict[str, str]:
+    """Return an environment with PATH and these settings."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {"PATH": path, "PYTHONDONTWRITEBYTECODE": "1", **settings}
+
+
+def run(
+    *command: str, folder: Path = ROOT, **settings: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a program in a folder with these settings, and return its output."""
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=environment(**settings),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+    )
+
+
+class Service:
+    """A running service. Its log is in a file next to the database."""
+
+    def __init__(
+        self, database: Path, command: list[str], settings: Mapping[str, str]
+    ) -> None:
+        self.database = database
+        self.log_file = database.with_suffix(".log")
+        keys = {"PETSTORE_API_KEYS": KEY, "PETSTORE_DATABASE": str(database)}
+        with self.log_file.open("wb") as log:
+            self.process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=environment(**keys, **settings),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                # A process group of its own, so that `kill` reaches the workers.
+                start_new_session=True,
+            )
+
+    def wait_for_log(self, pattern: str) -> str:
+        """Wait until the log matches a pattern, and return the last match."""
+        deadline = time.monotonic() + TIMEOUT
+        while not (found := re.findall(pattern, self.log())):
+            is_running = self.process.poll() is None and time.monotonic() < deadline
+            assert is_running, f"{pattern} is not in:\n{self.log()}"
+            time.sleep(0.01)
+        return str(found[-1])
+
+    def log(self) -> str:
+        """Return what the service has logged."""
+        return self.log_file.read_text()
+
+    def address(self) -> str:
+        """Return the host and the port, once the service listens."""
+        return self.wait_for_log(r"http://(127\.0\.0\.1:\d+)")
+
+    def connect(self) -> HTTPConnection:
+        """Return a new connection, which stays open until it is closed."""
+        return HTTPConnection(self.address(), timeout=TIMEOUT)
+
+    def request(self, method: str, path: str, body: object = None) -> Response:
+        """Send one request with the key, and `body` as JSON."""
+        connection = self.connect()
+        try:
+            return request(connection, method, path, body)
+        finally:
+            connection.close()
+
+    def send(self, data: bytes) -> bytes:
+        """Send bytes on a new connection, and return everything that is received."""
+        connection = self.connect()
+        connection.connect()
+        with connection.sock as sock:
+            sock.sendall(data)
+            sock.shutdown(1)
+            return b"".join(iter(lambda: sock.recv(65_536), b""))
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Send a signal, and return the exit status."""
+        self.process.send_signal(number)
+        return self.process.wait(TIMEOUT)
+
+    def kill(self) -> None:
+        """Kill every process of the service with SIGKILL."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def request(
+    connection: HTTPConnection, method: str, path: str, body: object = None
+) -> Response:
+    """Send a request with the key on a connection, and `body` as JSON."""
+    headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
+    data = None if body is None else json.dumps(body)
+    connection.request(method, path, data, headers)
+    response = connection.getresponse()
+    content = response.read()
+    return Response(response.status, response.headers, json.loads(content or "null"))
+
+
+@contextmanager
+def serving(
+    database: Path, command: list[str] = GUNICORN, **settings: str
+) -> Iterator[Service]:
+    """Run the service during a `with` block."""
+    service = Service(database, command, settings)
+    try:
+        service.address()
+        yield service
+    finally:
+        if service.process.poll() is None:
+            service.kill()
