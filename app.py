@@ -1,7 +1,7 @@
 """The application: its settings, its routes, and how the other modules are connected.
 
-In all modules, "contract" means the Animal Store Service Interface 1.0.0. Its
-operations are in openapi.json.
+In all modules, "contract" means the Animal Store Service Interface 1.0.0, which this
+service implements. openapi.json describes the same operations.
 """
 
 import json
@@ -24,20 +24,22 @@ import schemas
 from errors import ServiceError
 from storage import PetStore, StorageUnavailable, Store
 
-# getPet (contract, Versioning).
+# The end of getPet (contract, Versioning).
 DEPRECATED_AT = datetime(2026, 11, 20, tzinfo=UTC)
 REMOVED_AT = datetime(2030, 12, 5, tzinfo=UTC)
 GET_PET_HEADERS = {
-    "Deprecation": f"@{DEPRECATED_AT.timestamp():.0f}",  # RFC 9745
-    "Sunset": http_date(REMOVED_AT),  # RFC 8594
+    # @ and the seconds since 1970 (RFC 9745).
+    "Deprecation": f"@{DEPRECATED_AT.timestamp():.0f}",
+    # RFC 8594
+    "Sunset": http_date(REMOVED_AT),
 }
 
 # The headers of every response.
 RESPONSE_HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
-    # A page of any origin may call the service: unlike a cookie, the key is not sent by
-    # the browser itself (https://developer.mozilla.org/docs/Web/HTTP/Guides/CORS).
+    # A page of any origin may call the service. A browser sends a cookie by itself, but
+    # not the key (https://developer.mozilla.org/docs/Web/HTTP/Guides/CORS).
     "Access-Control-Allow-Origin": "*",
     "Access-Control-Expose-Headers": "Deprecation, Link, Location, Retry-After, Sunset",
 }
@@ -48,10 +50,10 @@ PAGE_POLICY = (
     "frame-ancestors 'none'"
 )
 
-# The path of a pet. SQLite has no larger integers.
+# A larger id is a 404: it is not an integer of SQLite.
 PET_PATH = f"/pets/<int(max={schemas.MAX_INT64}):pet_id>"
 
-# The operations, and what needs no key.
+# v1 has what needs a key, public has the rest.
 v1 = Blueprint("v1", __name__, url_prefix="/v1")
 public = Blueprint("public", __name__)
 
@@ -80,15 +82,15 @@ def create_app(
         MAX_CONTENT_LENGTH=64 * 1024,
     )
     app.config.from_mapping(config)
-    # They live as long as the application, and not only for a request, as g does.
+    # app.extensions lives as long as the application. g lives only for one request.
     app.extensions["api_keys"] = parse_keys(app)
     app.extensions["store"] = open_store(app) if store is None else store
     app.register_blueprint(v1)
     app.register_blueprint(public)
     app.after_request(add_headers)
-    # For a bug, Flask logs the traceback and passes an HTTPException with status 500.
+    # Also for a bug: Flask logs its traceback, and passes an InternalServerError.
     app.register_error_handler(HTTPException, errors.error_response)
-    app.register_error_handler(StorageUnavailable, errors.storage_unavailable)
+    app.register_error_handler(StorageUnavailable, errors.unavailable_response)
     return app
 
 
@@ -107,12 +109,12 @@ def open_store(app: Flask) -> Store:
         if not path:
             Path(app.instance_path).mkdir(exist_ok=True)
             path = Path(app.instance_path, "pets.db")
+        # Path raises TypeError for what is not a path.
         return PetStore(str(Path(path)))
     except StorageUnavailable as error:
         raise StartError(f"PETSTORE_DATABASE: {error}.") from error
     except (OSError, TypeError, ValueError) as error:
-        # The default folder cannot be created, the setting is not a path, or it has a
-        # character that no path can have.
+        # The default folder cannot be created, or no path can have these characters.
         reason = f"{error}; set it to the path of a file"
         raise StartError(f"PETSTORE_DATABASE: {reason}.") from error
 
@@ -125,7 +127,7 @@ def require_key() -> None:
 
 
 def add_headers(response: Response) -> Response:
-    """Add the headers of every response, and those of a CORS preflight to OPTIONS."""
+    """Add the headers of every response, and CORS preflight headers to OPTIONS."""
     response.headers.extend(RESPONSE_HEADERS)
     # Flask answers OPTIONS, with the methods of the path in Allow.
     if request.method == "OPTIONS" and "Allow" in response.headers:
@@ -147,6 +149,7 @@ def list_pets() -> Response:
         return json_response(page)
     following = {name: value for name, value in query.items() if value is not None}
     following["after"] = last_id
+    # Not url_for, which would take a tenth of the time of this request.
     target = f"{request.root_path}/v1/pets?{urlencode(following)}"
     return json_response(page, headers={"Link": f'<{target}>; rel="next"'})
 

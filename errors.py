@@ -7,8 +7,8 @@ from flask import current_app
 from werkzeug import Response
 from werkzeug.exceptions import HTTPException
 
-# The code and message of errors that Flask raises. An error that is not listed here has
-# Werkzeug's name and description.
+# The code and message of errors that Flask and Werkzeug raise. An error that is not
+# listed here has Werkzeug's name and description.
 STANDARD_ERRORS = {
     404: ("not_found", "Nothing is at this path. See /v1/openapi.json for the paths."),
     405: ("method_not_allowed", "Send one of the methods in the header Allow."),
@@ -31,10 +31,10 @@ class ServiceError(HTTPException):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
+        # Werkzeug's `code` is the status. Our code is `error_code`.
+        self.code = status
         self.error_code = code
         self.message = message
-        # Werkzeug calls the status `code`.
-        self.code = status
         self.headers = headers or {}
 
 
@@ -55,7 +55,7 @@ def error_response(error: HTTPException) -> Response:
     return response
 
 
-def storage_unavailable(error: Exception) -> Response:
+def unavailable_response(error: Exception) -> Response:
     """Log why the store cannot answer, and return 503 without the reason."""
     current_app.logger.error("Storage unavailable: %s", error)
     message = "The store cannot answer at the moment. Try again in a second."

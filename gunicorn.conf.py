@@ -1,26 +1,28 @@
-"""How gunicorn serves the application: https://docs.gunicorn.org/en/stable/settings.html
+"""How gunicorn serves the application: https://gunicorn.org/reference/settings/
 
 It listens on 127.0.0.1:8000, or on all addresses if PORT is set.
 """
 
 import logging
 
-# Writes that arrive at the same time share a commit only in one process.
+# gunicorn starts this many processes. Only writes of one process can share a commit.
 workers = 1
-# A write that waits for a lock of another program keeps its thread. 64 threads are more
-# than usually wait, so that reads go on.
+# A write that waits for a lock of another program keeps its thread. Usually fewer than
+# 64 writes wait, so that threads remain for reads.
 threads = 64
-# create_app runs once, before the fork. If it fails, gunicorn prints one line and ends.
+# Call create_app before the process is started (a fork). If it raises StartError,
+# gunicorn prints one line and ends.
 preload_app = True
 
-# Address, time, request line, status, bytes of the body, seconds. No header field: the
-# user name in an Authorization header could contain a line break, and forge a line.
+# Address, time, request line, status, bytes of the body, seconds. Not the user name
+# (%(u)s) of Basic authentication: it may contain a line break, and forge a line.
 accesslog = "-"
 access_log_format = '%(h)s %(t)s "%(r)s" %(s)s %(B)s %(L)s'
-# Otherwise, a log that cannot be written would print the request with its key.
+# If the log cannot be written, Python would print the request with its key.
 logging.raiseExceptions = False
 
 # Nobody needs gunicorn's control socket.
 control_socket_disable = True
-# A client on the same machine cannot set SCRIPT_NAME by a header.
+# gunicorn trusts clients on the same machine like a proxy. They cannot set SCRIPT_NAME
+# by a header.
 forwarder_headers = ""

@@ -22,7 +22,8 @@ STATUS = validate.OneOf(("available", "pending", "sold"))
 def require_no_surrogates(text: str) -> None:
     """Raise ValidationError if the text contains a lone surrogate.
 
-    JSON can express one, as in "\\ud800" (RFC 8259, section 8.2), but UTF-8 cannot.
+    json.loads accepts one, as in "\\ud800" (RFC 8259, section 8.2), but UTF-8 cannot
+    express it.
     """
     try:
         text.encode()
@@ -39,10 +40,14 @@ class ListQuery(Schema):
 
 
 class NewPet(Schema):
-    """The contract's NewPet."""
+    """The contract's NewPet.
+
+    `NEW_PET.load({"name": "Rex", "categoryId": 1})` returns `{"name": "Rex",
+    "category_id": 1, "status": "available"}`, or raises ValidationError.
+    """
 
     name = fields.String(required=True, validate=require_no_surrogates)
-    # strict: 1.5 and "1" are errors, and do not become 1.
+    # strict: "1" and 1.5 are errors, and do not become 1.
     category_id = fields.Integer(
         data_key="categoryId",
         required=True,
@@ -66,48 +71,56 @@ def parse_list_query(query_string: bytes) -> Mapping[str, Any]:
     Raise ServiceError (`invalid_query`) if one of them is not valid.
     """
     text = query_string.decode(errors="replace")
-    # The last one of a repeated parameter counts.
-    return load(
-        LIST_QUERY, dict(parse_qsl(text, keep_blank_values=True)), "invalid_query"
-    )
+    # In a dict, the last one of a repeated parameter counts.
+    values = dict(parse_qsl(text, keep_blank_values=True))
+    return load(LIST_QUERY, values, "invalid_query")
 
 
 def parse_body(schema: Schema) -> dict[str, Any]:
     """Return the members of the JSON object in the request's body, with defaults.
 
-    Raise ServiceError unless the body is a JSON object that matches the schema, and
+    Raise ServiceError if the body is not a JSON object that matches the schema. Raise
     RequestEntityTooLarge if it is larger than MAX_CONTENT_LENGTH.
     """
-    members = parse_json()
+    body = read_body()
+    if body and not request.is_json:
+        message = "Send the body as 'Content-Type: application/json'."
+        raise ServiceError("unsupported_media_type", message, 415)
+    try:
+        members = json.loads(body, parse_float=parse_number)
+    # json raises RecursionError for a body that is nested too deeply.
+    except (ValueError, RecursionError) as error:
+        raise malformed_body(error) from error
     if not isinstance(members, dict):
         raise ServiceError("invalid_body", "Send a JSON object.", 400)
     return load(schema, members, "invalid_body")
 
 
-def parse_json() -> Any:
-    """Return the value of the JSON text in the request's body."""
+def read_body() -> bytes:
+    """Return the request's body, or raise ServiceError if it is cut short."""
     try:
         body = request.get_data()
-        if body and not request.is_json:
-            message = "Send the body as 'Content-Type: application/json'."
-            raise ServiceError("unsupported_media_type", message, 415)
-        if len(body) < (request.content_length or 0):
-            raise ValueError("it is shorter than its Content-Length")
-        return json.loads(body, parse_float=parse_float)
-    except (RequestEntityTooLarge, ServiceError):
+    except RequestEntityTooLarge:
         raise
-    # Not only ValueError: json raises RecursionError for a body that is nested deeply,
-    # and each server has exceptions of its own for a body that it cannot read.
     except Exception as error:
-        message = f"Send a JSON object. The body could not be read: {error}."
-        raise ServiceError("malformed_body", message, 400) from error
+        # Each server has exceptions of its own for a body that it cannot read.
+        raise malformed_body(error) from error
+    if len(body) < (request.content_length or 0):
+        raise malformed_body("it is shorter than its Content-Length")
+    return body
 
 
-def parse_float(text: str) -> int | float:
-    """Return a JSON number, and an int for a whole number such as 1.0 or 1e3.
+def malformed_body(reason: object) -> ServiceError:
+    """Return the error for a body that cannot be read as JSON."""
+    message = f"Send a JSON object. The body could not be read: {reason}."
+    return ServiceError("malformed_body", message, 400)
 
-    They are integers in JSON Schema (section 4.2.3 of its core specification). From
-    2^53 on, a float may be rounded, so it stays a float, which the schemas refuse.
+
+def parse_number(text: str) -> int | float:
+    """Return a JSON number that has a fraction or an exponent.
+
+    1.0 and 1e3 are integers (JSON Schema Validation, section 6.1.1). From 2^53 on, a
+    float may be rounded: so it stays a float, and the schema refuses it.
     """
     number = float(text)
     return int(number) if number.is_integer() and abs(number) < 2**53 else number

@@ -4,10 +4,10 @@ import os
 import sqlite3
 import weakref
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
 from contextlib import closing, contextmanager, suppress
-from threading import Lock, RLock
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, field
+from threading import Event, Lock, RLock
+from typing import Any, Protocol
 
 # The user_version of the file, a number that SQLite leaves to the application.
 SCHEMA_VERSION = 1
@@ -20,19 +20,14 @@ CREATE_TABLE = """
         status TEXT NOT NULL CHECK (status IN ('available', 'pending', 'sold'))
     ) STRICT
 """
-# The index finds a page of one status. Like every index, it contains the id as well, so
-# the pets of one status are in the order of their ids.
+# The index finds a page of one status, in the order of the ids: every index of SQLite
+# contains the id, too.
 CREATE_INDEX = "CREATE INDEX IF NOT EXISTS pets_by_status ON pets (status)"
-# The columns of the table, and their types. A table with others is refused at startup.
-SELECT_COLUMNS = "SELECT name, type FROM pragma_table_info('pets')"
-COLUMNS = {
-    b"id": b"INTEGER",
-    b"name": b"TEXT",
-    b"category_id": b"INTEGER",
-    b"status": b"TEXT",
-}
+COLUMNS = ["id", "name", "category_id", "status"]
 
-# The JSON of a pet. SQLite renders 100 pets in half the time that json.dumps takes.
+# Values are never part of the SQL: they are parameters, such as :name. The f-strings
+# put in this constant only. SQLite renders the JSON of 100 pets in half the time that
+# json.dumps takes.
 PET_JSON = (
     "json_object('id', id, 'name', name, 'categoryId', category_id, 'status', status)"
 )
@@ -53,11 +48,11 @@ SELECT_PAGE_OF_STATUS = f"""
     WHERE status = :status AND id > :after
     ORDER BY id LIMIT :limit + 1
 """
-# These fail if this process cannot read the table, or cannot write to it.
+# The first fails if the table cannot be read, the second if it cannot be written to.
 READ_PROBE = "SELECT id FROM pets LIMIT 1"
 WRITE_PROBE = "DELETE FROM pets WHERE false"
 
-# Seconds that SQLite waits for a lock of another program.
+# Seconds that SQLite waits for a lock of another program. A write may wait twice.
 BUSY_TIMEOUT = 2.0
 
 CHECK_ACCESS = (
@@ -66,6 +61,7 @@ CHECK_ACCESS = (
 )
 # What to do about an error, by SQLite's result code (sqlite.org/rescode.html).
 HINTS = {
+    sqlite3.SQLITE_ERROR: "it is not a pet store; choose another file",
     sqlite3.SQLITE_BUSY: "another program uses it",
     sqlite3.SQLITE_FULL: "free some space",
     sqlite3.SQLITE_IOERR: "the disk may be full or failing",
@@ -86,17 +82,18 @@ class StorageUnavailable(Exception):
 class Store(Protocol):
     """What the application needs to store pets.
 
-    A store has to keep these promises:
+    A Protocol lists methods, and mypy checks that each store has them. A store also has
+    to keep these promises:
 
     - Any number of threads may call the methods at once.
     - The JSON of a pet is bytes: an object with id, name, categoryId and status.
     - A name is any string that UTF-8 can encode, U+0000 included. A category id is any
       64-bit integer. Both are returned exactly as they were given.
-    - Ids grow. Once a pet is visible, no pet with a smaller id appears later: otherwise
-      a client that follows the pages misses pets. (In many databases, a sequence
-      assigns an id before the commit, so pet 8 may be visible before pet 7.)
-    - When `add` returns, the pet is stored for good. If `add` raises, it is not stored
-      later. If a store cannot promise this, its documentation says so.
+    - Ids grow. If pet 8 is visible, pet 7 does not appear later: a client that has read
+      pet 8 would never see it. (In many databases, a sequence assigns an id before the
+      commit, so pet 8 may be visible before pet 7.)
+    - If `add` returns, the pet is stored for good. If `add` raises an exception, it is
+      not stored. If a store cannot promise this, its documentation says so.
     - If the store cannot answer, a method raises StorageUnavailable within about five
       seconds.
     """
@@ -106,8 +103,8 @@ class Store(Protocol):
     ) -> tuple[bytes, int | None]:
         """Return a page as a JSON array, and its last id if another page follows.
 
-        The page has at most `limit` pets, ordered by id. Each has an id larger than
-        `after` and, unless `status` is None, this status.
+        The page has at most `limit` pets, ordered by id. Each id is larger than
+        `after`. If `status` is not None, each pet has this status.
         """
 
     def add(self, *, name: str, category_id: int, status: str) -> tuple[int, bytes]:
@@ -129,7 +126,8 @@ class PetStore(Store):
         Raise StorageUnavailable if it cannot be used.
         """
         self._database = Database(path)
-        # Close the database when this store is garbage-collected or Python exits.
+        # Close the database when this store is garbage-collected or Python exits. (A
+        # method of this store would keep the store from being garbage-collected.)
         weakref.finalize(self, self._database.close)
 
     def list_page(
@@ -160,24 +158,47 @@ class PetStore(Store):
         self._database.read(READ_PROBE, {})
 
 
-class Write(NamedTuple):
-    """A statement that waits for a commit, and the Future of its rows."""
+@dataclass
+class Write:
+    """A statement that changes something, and its result: its rows or an error."""
 
     sql: str
     values: Values
-    future: Future[Rows]
+    rows: Rows = field(default_factory=list)
+    error: sqlite3.IntegrityError | None = None
+
+    def execute(self, connection: sqlite3.Connection) -> None:
+        """Execute the statement. If it violates a constraint, keep the error.
+
+        SQLite then undoes this statement, and not the others of the transaction
+        (sqlite.org/lang_conflict.html, ABORT).
+        """
+        try:
+            self.rows = connection.execute(self.sql, self.values).fetchall()
+        except sqlite3.IntegrityError as error:
+            self.error = error
+
+
+class Batch:
+    """Writes that share a commit. If it fails, all of them have the same error."""
+
+    def __init__(self) -> None:
+        self.writes: list[Write] = []
+        self.error: BaseException | None = None
+        self.is_done = Event()
 
 
 class Database:
     """An SQLite database with one connection for reads and one for writes.
 
-    The file is in WAL mode: SQLite appends each commit to a second file, the
-    write-ahead log, and copies it into the database later, in a checkpoint. So reads go
-    on during a write (sqlite.org/wal.html).
+    The file is in WAL mode (sqlite.org/wal.html): SQLite appends each commit to a
+    second file, the write-ahead log `pets.db-wal`, and copies it into `pets.db` later,
+    in a checkpoint. So reads go on during a write.
 
-    If somebody moves or removes the file, SQLite goes on with it, and does not see what
-    is at the path. So before each use, the file at the path is compared with the one
-    that was there at startup.
+    SQLite finds the WAL by its name, but an open file stays the same file when somebody
+    moves or replaces it. Then the file and the WAL at the path do not belong together
+    any more. So before each use, the file at the path is compared with the one that was
+    there at startup.
     """
 
     def __init__(self, path: str) -> None:
@@ -186,26 +207,28 @@ class Database:
             raise StorageUnavailable(f"SQLite is {found}, but 3.38 or newer is needed")
         in_memory = path == ":memory:"
         self._path = path if in_memory else os.path.abspath(path)
-        self._reader: sqlite3.Connection | None = None
-        self._writer: sqlite3.Connection | None = None
-        # Reentrant, because `close` takes both locks, and in memory they are one.
+        # Each lock lets one thread at a time use what is below it. In memory, reads and
+        # writes share a connection and a lock, which `close` takes twice: so it is an
+        # RLock.
         self._write_lock = RLock()
+        self._writer: sqlite3.Connection | None = None
         self._read_lock = self._write_lock if in_memory else RLock()
-        # The writes that share the next commit.
-        self._batch: list[Write] = []
+        self._reader: sqlite3.Connection | None = None
         self._batch_lock = Lock()
+        self._batch = Batch()
         try:
             if in_memory:
                 self._reader = self._writer = self._connect()
                 self._prepare(self._writer)
             else:
-                # A server may fork after this, and SQLite does not support a connection
-                # in two processes. So `read` and `write` open connections of their own.
+                # A server may fork now: it copies this process, and SQLite does not
+                # support a copied connection. So `read` and `write` open their own.
                 with closing(self._connect()) as connection:
                     self._prepare(connection)
+                    # The file stays in WAL mode.
                     connection.execute("PRAGMA journal_mode = WAL")
         except sqlite3.Error as error:
-            raise self._unavailable(error) from error
+            raise self._unavailable(with_hint(error)) from error
         self._file_at_startup = self._file_at_path()
 
     def read(self, sql: str, values: Values) -> Rows:
@@ -221,22 +244,55 @@ class Database:
 
         A commit waits until the disk has synced. That takes milliseconds, no matter how
         many statements it has. So threads that write at the same time share a commit
-        (group commit). The first thread of a batch commits it, and the others wait.
+        (group commit): the first thread of a batch commits it, and the others wait.
         """
-        write = Write(sql, values, Future())
+        write = Write(sql, values)
         with self._batch_lock:
             batch = self._batch
-            batch.append(write)
-            is_first = len(batch) == 1
+            batch.writes.append(write)
+            is_first = len(batch.writes) == 1
         if is_first:
             self._commit(batch)
-        return write.future.result()
+        batch.is_done.wait()
+        if error := batch.error or write.error:
+            raise error
+        return write.rows
+
+    def _commit(self, batch: Batch) -> None:
+        """Commit a batch, and let its threads go on."""
+        try:
+            # While this thread waits for the lock, other threads join the batch.
+            with self._write_lock, self._translated_errors():
+                self._execute(batch)
+        except BaseException as error:
+            # `write` raises it in each thread of the batch.
+            batch.error = error
+            self._end_batch(batch)
+        batch.is_done.set()
+
+    def _execute(self, batch: Batch) -> None:
+        """Execute the writes of a batch in one transaction."""
+        if not self._writer:
+            self._writer = self._open(WRITE_PROBE)
+        # The connection commits at the end of the block. After an error, it rolls back.
+        with self._writer:
+            self._writer.execute("BEGIN IMMEDIATE")
+            self._require_same_file()
+            self._end_batch(batch)
+            for write in batch.writes:
+                write.execute(self._writer)
+
+    def _end_batch(self, batch: Batch) -> None:
+        """Let the next write begin another batch, unless one has begun."""
+        with self._batch_lock:
+            if self._batch is batch:
+                self._batch = Batch()
 
     def close(self) -> None:
         """Copy the WAL into the database, and close the connections.
 
-        SQLite does the same when the last connection is closed, but not if the file was
-        moved. It would leave the WAL at the path, and apply it to the next file there.
+        SQLite does both when the last connection is closed. But if the file was moved,
+        it leaves the WAL at the path, where it would become the WAL of the next file.
         """
         with self._write_lock, self._read_lock:
             for connection in (self._reader, self._writer):
@@ -246,56 +302,18 @@ class Database:
                     connection.close()
             self._reader = self._writer = None
 
-    def _commit(self, batch: list[Write]) -> None:
-        """Commit a batch in one transaction, and give each Future its rows or error."""
-        try:
-            with self._write_lock, self._translated_errors():
-                results = self._execute(batch)
-        except BaseException as error:
-            # Otherwise, the threads of this batch would wait forever.
-            self._end_batch(batch)
-            for write in batch:
-                write.future.set_exception(error)
-            return
-        for write, result in zip(batch, results, strict=True):
-            if isinstance(result, sqlite3.IntegrityError):
-                write.future.set_exception(result)
-            else:
-                write.future.set_result(result)
-
-    def _execute(self, batch: list[Write]) -> list[Rows | sqlite3.IntegrityError]:
-        """Execute a batch, and return the rows or the error of each statement."""
-        if not self._writer:
-            self._writer = self._open(WRITE_PROBE)
-        writer = self._writer
-        # The connection commits at the end of the block. After an error, it rolls back.
-        with writer:
-            writer.execute("BEGIN IMMEDIATE")
-            self._require_same_file()
-            # Until the batch ends, other threads add writes to it, even meanwhile.
-            results = [execute(writer, write) for write in batch]
-            self._end_batch(batch)
-            # The last ones were added between the two lines above.
-            return results + [execute(writer, w) for w in batch[len(results) :]]
-
-    def _end_batch(self, batch: list[Write]) -> None:
-        """Add no more writes to a batch: the next one begins another batch."""
-        with self._batch_lock:
-            if self._batch is batch:
-                self._batch = []
-
     def _open(self, probe: str) -> sqlite3.Connection:
         """Return a connection to the file that was there at startup.
 
-        It is kept only if the probe succeeds. Otherwise, a connection that was opened
-        while the disk was read-only would stay read-only.
+        If the probe fails, the connection is closed. (One that was opened while the
+        disk was read-only would stay read-only.)
         """
-        # Before it is opened: SQLite would apply the WAL of the old file to a new one.
+        # Compare before, because SQLite would apply the WAL to another file, and after,
+        # because the file may have been replaced meanwhile.
         self._require_same_file()
         connection = self._connect()
         try:
             connection.execute(probe).fetchall()
-            # The file may have been replaced meanwhile.
             self._require_same_file()
         except BaseException:
             connection.close()
@@ -331,16 +349,21 @@ class Database:
                 connection.execute(CREATE_INDEX)
                 connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
                 version = SCHEMA_VERSION
-            columns = dict(connection.execute(SELECT_COLUMNS))
+            table = connection.execute("SELECT * FROM pets LIMIT 0")
+            columns = [name for name, *_ in table.description]
             if version != SCHEMA_VERSION or columns != COLUMNS:
                 raise self._unavailable(
                     f"it is not a pet store of version {SCHEMA_VERSION}; choose "
                     f"another file (its user_version is {version})"
                 )
+            # This user may write to the file.
             connection.execute(WRITE_PROBE)
 
     def _file_at_path(self) -> tuple[int, int] | None:
-        """Return the device and inode of the file, or None, as in memory."""
+        """Return the device and inode of the file, or None if there is no file.
+
+        They stay the same when a file is moved. In memory, there is never a file.
+        """
         try:
             status = os.stat(self._path)
         except OSError:
@@ -357,36 +380,29 @@ class Database:
 
     @contextmanager
     def _translated_errors(self) -> Iterator[None]:
-        """Raise StorageUnavailable for an error of SQLite, unless it shows a bug."""
+        """Turn an error of SQLite into StorageUnavailable, but not a bug.
+
+        A bug is an error in the SQL, or in how sqlite3 is called.
+        """
         try:
             yield
         except sqlite3.Error as error:
-            if result_code(error) in (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT):
+            if result_code(error) == sqlite3.SQLITE_ERROR:
                 raise
-            raise self._unavailable(error) from error
+            raise self._unavailable(with_hint(error)) from error
 
-    def _unavailable(self, reason: object) -> StorageUnavailable:
-        """Return the error for a reason, with a hint if it is an error of SQLite."""
-        code = result_code(reason)
-        hint = f"; {HINTS[code]}" if code in HINTS else ""
-        return StorageUnavailable(f"{self._path}: {reason}{hint}")
+    def _unavailable(self, reason: str) -> StorageUnavailable:
+        return StorageUnavailable(f"{self._path}: {reason}")
 
 
-def execute(
-    connection: sqlite3.Connection, write: Write
-) -> Rows | sqlite3.IntegrityError:
-    """Return the rows of a statement, or the error if it violates a constraint.
-
-    SQLite then undoes this statement alone. Any other error fails the whole batch.
-    """
-    try:
-        return connection.execute(write.sql, write.values).fetchall()
-    except sqlite3.IntegrityError as error:
-        return error
+def with_hint(error: sqlite3.Error) -> str:
+    """Return the text of an error, and what to do about it."""
+    hint = HINTS.get(result_code(error))
+    return f"{error}; {hint}" if hint else str(error)
 
 
-def result_code(error: object) -> int:
-    """Return the result code of SQLite, or SQLITE_ERROR if there is none."""
-    # The lowest byte of the extended result code.
+def result_code(error: sqlite3.Error) -> int:
+    """Return SQLite's result code, or SQLITE_ERROR if sqlite3 has raised the error."""
     code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+    # The other bytes are the extended result code, such as SQLITE_IOERR_WRITE.
     return code & 0xFF

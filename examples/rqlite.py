@@ -35,8 +35,8 @@ ANSWER_TIMEOUT = 3.0
 
 HEADERS = {
     "Content-Type": "application/json",
-    # The node closes the connection. The side that closes first has its port in
-    # TIME_WAIT for a minute, and under load a client could run out of ports.
+    # The node closes the connection. If this program closed it, its port could not be
+    # used for a minute (TIME_WAIT), and under load no port might be left.
     "Connection": "close",
 }
 

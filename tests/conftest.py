@@ -39,7 +39,7 @@ def client() -> FlaskClient:
 
 @pytest.fixture
 def anonymous(client: FlaskClient) -> FlaskClient:
-    """Return a client of the same application that sends no key."""
+    """Return a client that sends no key to the same application."""
     return client.application.test_client()
 
 

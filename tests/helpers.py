@@ -19,6 +19,7 @@ NEW_PET = {"name": "Rex", "categoryId": 1}
 def create_client(database: Path | str, store: Store | None = None) -> FlaskClient:
     """Return a client of a new application. It sends the key."""
     client = create_app({"API_KEYS": KEY, "DATABASE": database}, store).test_client()
+    # Each request has this header.
     client.environ_base["HTTP_AUTHORIZATION"] = f"Bearer {KEY}"
     return client
 
@@ -33,12 +34,12 @@ def assert_error(response: TestResponse, status: int, code: str) -> str:
 
 
 def post_pet(client: FlaskClient, **members: Any) -> TestResponse:
-    """Send the pet Rex, with other members."""
+    """Send the pet Rex. `members` replace its members, or are added."""
     return client.post("/v1/pets", json={**NEW_PET, **members})
 
 
 def add_pet(client: FlaskClient, **members: Any) -> dict[str, Any]:
-    """Add the pet Rex, with other members, and return it."""
+    """Add the pet Rex, and return it. `members` replace its members, or are added."""
     response = post_pet(client, **members)
     assert response.status_code == 201, response.text
     return dict(response.get_json())

@@ -1,4 +1,4 @@
-"""A request for each response of each operation. Several tests share this table."""
+"""Requests for the responses of each operation. Several tests share this table."""
 
 from typing import Any, NamedTuple
 
@@ -31,7 +31,7 @@ OTHER_KEY = {"headers": {"Authorization": "Bearer other"}}
 
 
 def wrong_keys(operation: str, method: str, path: str) -> list[Request]:
-    """Return the requests that every operation with a key refuses."""
+    """Return the requests that every operation that needs a key refuses."""
     return [
         Request(operation, method, path, 401, "missing_api_key", NO_KEY),
         Request(operation, method, path, 401, "invalid_api_key", OTHER_KEY),

@@ -1,7 +1,5 @@
 """createPet: what it stores, and what it refuses."""
 
-from typing import Any
-
 import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
@@ -56,12 +54,11 @@ def test_a_name_is_returned_exactly_as_sent(client: FlaskClient, name: str) -> N
 def test_a_category_id_is_a_64_bit_integer(
     client: FlaskClient, literal: str, number: int
 ) -> None:
-    response = post(client, f'{{"name": "Rex", "categoryId": {literal}}}')
+    response = post(client, '{"name": "Rex", "categoryId": ' + literal + "}")
     assert f'"categoryId":{number},' in response.text
     assert all_pets(client) == [response.get_json()]
 
 
-NOT_AN_INTEGER = "categoryId: Not a valid integer."
 NOT_INT64 = (
     "categoryId: Must be greater than or equal to -9223372036854775808 "
     "and less than or equal to 9223372036854775807."
@@ -79,11 +76,6 @@ NOT_INT64 = (
             "name: Must not contain lone surrogates.",
         ),
         ('"name": "Rex"', "categoryId: Missing data for required field."),
-        *(
-            (f'"name": "Rex", "categoryId": {value}', NOT_AN_INTEGER)
-            for value in ('"1"', "true", "1.5", "[]", "NaN", "1e999", "1e19")
-            + ("9007199254740993.0",)
-        ),
         ('"name": "Rex", "categoryId": 9223372036854775808', NOT_INT64),
         ('"name": "Rex", "categoryId": -9223372036854775809', NOT_INT64),
         (
@@ -99,9 +91,19 @@ NOT_INT64 = (
 def test_every_invalid_member_is_named(
     client: FlaskClient, members: str, message: str
 ) -> None:
-    response = post(client, f"{{{members}}}")
+    response = post(client, "{" + members + "}")
     assert assert_error(response, 400, "invalid_body") == message
     assert all_pets(client) == []
+
+
+@pytest.mark.parametrize(
+    "value",
+    ['"1"', "true", "1.5", "[]", "NaN", "1e999", "1e19", "9007199254740993.0"],
+)
+def test_any_other_category_id_is_refused(client: FlaskClient, value: str) -> None:
+    response = post(client, '{"name": "Rex", "categoryId": ' + value + "}")
+    message = assert_error(response, 400, "invalid_body")
+    assert message == "categoryId: Not a valid integer."
 
 
 @pytest.mark.parametrize("body", ["[]", "null", "1", '"Rex"'])
@@ -121,8 +123,9 @@ def test_unknown_members_are_ignored_and_the_last_of_a_repeated_one_counts(
 
 @pytest.mark.parametrize(
     "body",
-    ["", " ", "Rex", REX[:-1], REX + "}", b"\xff", b'"\xff"', "[" * 60_000]
-    + ['{"a":' * 10_000, '{"name": "Rex", "categoryId": %s}' % ("9" * 5000)],
+    ["", " ", "Rex", REX[:-1], REX + "}", b"\xff", b'"\xff"']
+    # Nested too deeply, and an integer with too many digits for Python.
+    + ["[" * 60_000, '{"a":' * 10_000, "9" * 5000],
 )
 def test_a_malformed_body_is_refused_with_the_reason(
     client: FlaskClient, body: str | bytes
@@ -147,6 +150,7 @@ def test_a_missing_body_is_malformed_even_without_a_media_type(
 def test_a_body_may_have_64_kib(client: FlaskClient) -> None:
     assert post(client, REX.ljust(65_536)).status_code == 201
     # Its size is checked before its media type.
-    headers: dict[str, Any] = {"data": REX.ljust(65_537), "content_type": "text/plain"}
-    message = assert_error(client.post("/v1/pets", **headers), 413, "body_too_large")
+    large = REX.ljust(65_537)
+    response = client.post("/v1/pets", data=large, content_type="text/plain")
+    message = assert_error(response, 413, "body_too_large")
     assert message == "Send a body of at most 65,536 bytes."

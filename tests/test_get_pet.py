@@ -48,6 +48,7 @@ def test_an_id_that_no_pet_can_have_matches_no_operation(
 
 def test_ids_end_at_the_largest_int64(file_client: FlaskClient, database: Path) -> None:
     add_pet(file_client)
+    # SQLite keeps the largest id of a table with AUTOINCREMENT here.
     update = "UPDATE sqlite_sequence SET seq = 9223372036854775806"
     with other_program(database, update):
         pet = add_pet(file_client)

@@ -69,7 +69,7 @@ class Machine:
         (self.programs / name).chmod(0o755)
 
     def run(self, block: str, now: str = "") -> subprocess.CompletedProcess[str]:
-        """Run a block of the document at a time, below the root folder."""
+        """Run a block of the document below the root folder. `date` prints `now`."""
         self.add_program("date", f"#!/bin/sh\necho {now}")
         script = re.sub(r"(?=/(usr/local|var)/)", str(self.root), block)
         path = f"{self.programs}{os.pathsep}{os.environ['PATH']}"

@@ -46,7 +46,7 @@ def wal_of(database: Path) -> Path:
 
 @pytest.fixture
 def statements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the list to which each statement that SQLite executes is added."""
+    """Return a list. Each statement that SQLite executes is added to it."""
     executed: list[str] = []
     connect = sqlite3.connect
 
@@ -222,7 +222,7 @@ def test_writes_are_503_while_the_disk_is_full(
 
 @pytest.fixture
 def folder_of_nobody() -> Iterator[Path]:
-    """Run the test as a user whom the mode of a file can forbid to write to it."""
+    """Return a folder, and run the test as nobody: root may write to any file."""
     is_root = os.geteuid() == 0
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o777)
@@ -328,7 +328,7 @@ def test_a_restart_uses_or_creates_the_file_at_the_path(
         assert service.request("GET", "/healthz").status == 503
         service.stop(number)
     assert database.exists() == is_replaced
-    # The moved file has its pets without the WAL, which has stayed at the old path.
+    # The moved file has all its pets, although its WAL has stayed at the old path.
     assert all_pets(create_client(moved)) == pets
     names = [pet["name"] for pet in all_pets(create_client(database))]
     assert names == (["Tom"] if is_replaced else [])
