@@ -34,7 +34,6 @@ class ServiceError(HTTPException):
         # Werkzeug's `code` is the status. Our code is `error_code`.
         self.code = status
         self.error_code = code
-        self.message = message
         self.headers = headers or {}
 
 
@@ -42,12 +41,12 @@ def error_response(error: HTTPException) -> Response:
     """Return the Error body for an HTTP error."""
     # Werkzeug's own response has the status, and headers such as Allow.
     response = error.get_response()
+    message = str(error.description)
     if isinstance(error, ServiceError):
-        code, message = error.error_code, error.message
+        code = error.error_code
         response.headers.update(error.headers)
     else:
-        name = error.name.lower().replace(" ", "_")
-        default = (name, str(error.description))
+        default = (error.name.lower().replace(" ", "_"), message)
         code, message = STANDARD_ERRORS.get(response.status_code, default)
     body = {"code": code, "message": message, "status": response.status_code}
     response.data = json.dumps(body, separators=(",", ":")) + "\n"

@@ -21,7 +21,7 @@ access_log_format = '%(h)s %(t)s "%(r)s" %(s)s %(B)s %(L)s'
 # If the log cannot be written, Python would print the request with its key.
 logging.raiseExceptions = False
 
-# Nobody needs gunicorn's control socket.
+# No socket in the home folder for commands to gunicorn.
 control_socket_disable = True
 # gunicorn trusts clients on the same machine like a proxy. They cannot set SCRIPT_NAME
 # by a header.

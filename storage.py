@@ -205,28 +205,25 @@ class Database:
         if sqlite3.sqlite_version_info < (3, 38):
             found = sqlite3.sqlite_version
             raise StorageUnavailable(f"SQLite is {found}, but 3.38 or newer is needed")
-        in_memory = path == ":memory:"
-        self._path = path if in_memory else os.path.abspath(path)
+        self._in_memory = path == ":memory:"
+        self._path = path if self._in_memory else os.path.abspath(path)
         # Each lock lets one thread at a time use what is below it. In memory, reads and
         # writes share a connection and a lock, which `close` takes twice: so it is an
         # RLock.
         self._write_lock = RLock()
         self._writer: sqlite3.Connection | None = None
-        self._read_lock = self._write_lock if in_memory else RLock()
+        self._read_lock = self._write_lock if self._in_memory else RLock()
         self._reader: sqlite3.Connection | None = None
         self._batch_lock = Lock()
         self._batch = Batch()
         try:
-            if in_memory:
-                self._reader = self._writer = self._connect()
-                self._prepare(self._writer)
-            else:
-                # A server may fork now: it copies this process, and SQLite does not
-                # support a copied connection. So `read` and `write` open their own.
-                with closing(self._connect()) as connection:
-                    self._prepare(connection)
-                    # The file stays in WAL mode.
-                    connection.execute("PRAGMA journal_mode = WAL")
+            # `read` and `write` open connections of their own. This one is closed,
+            # because a server may fork now: it copies this process, and SQLite does not
+            # support a copied connection.
+            with closing(self._connect()) as connection:
+                self._prepare(connection)
+                # The file stays in WAL mode. In memory, SQLite ignores this.
+                connection.execute("PRAGMA journal_mode = WAL")
         except sqlite3.Error as error:
             raise self._unavailable(with_hint(error)) from error
         self._file_at_startup = self._file_at_path()
@@ -313,9 +310,16 @@ class Database:
         self._require_same_file()
         connection = self._connect()
         try:
+            if self._in_memory:
+                # Each connection is a new database, so both uses share this one.
+                self._prepare(connection)
+                self._reader = self._writer = connection
             connection.execute(probe).fetchall()
             self._require_same_file()
-        except BaseException:
+        except sqlite3.Error as error:
+            connection.close()
+            raise self._unavailable(with_hint(error)) from error
+        except StorageUnavailable:
             connection.close()
             raise
         return connection

@@ -117,17 +117,6 @@ def test_a_program_may_end_while_its_threads_add_pets(database: Path) -> None:
     assert set(ended.stdout.splitlines()) <= stored
 
 
-def test_preloaded_workers_share_a_file(database: Path) -> None:
-    with serving(database, [*GUNICORN, "--workers", "2"]) as service:
-        ids = [
-            service.request("POST", "/v1/pets", NEW_PET).body["id"] for _ in range(20)
-        ]
-        assert service.stop() == 0
-    assert service.log().count("Booting worker") == 2
-    assert ids == list(range(1, 21))
-    assert [pet["id"] for pet in all_pets(create_client(database))] == ids
-
-
 # Group commit.
 
 
@@ -172,6 +161,7 @@ def test_a_bug_fails_its_whole_batch_and_no_later_one(
     file_client: FlaskClient, database: Path
 ) -> None:
     pets = [add_pet(file_client)]
+    assert all_pets(file_client) == pets
     with other_program(database, "ALTER TABLE pets RENAME TO animals") as program:
         for response in (post_pet(file_client), file_client.get("/v1/pets")):
             assert_error(response, 500, "internal_error")
@@ -309,6 +299,31 @@ def test_a_moved_file_is_503_until_it_is_back(
     moved.replace(database)
     pets.append(add_pet(file_client))
     assert all_pets(file_client) == pets
+
+
+def test_a_file_that_is_moved_while_a_write_waits_does_not_get_the_pet(
+    file_client: FlaskClient, database: Path
+) -> None:
+    pets = [add_pet(file_client)]
+    with ThreadPoolExecutor(1) as threads:
+        with other_program(database, "BEGIN IMMEDIATE"):
+            create = threads.submit(post_pet, file_client)
+            assert not wait([create], MOMENT).done
+            moved = database.rename(database.with_name("moved.db"))
+        assert_unavailable(create.result())
+    moved.rename(database)
+    assert all_pets(file_client) == pets
+
+
+def test_a_file_that_is_exchanged_before_the_first_request_is_503(
+    file_client: FlaskClient, database: Path
+) -> None:
+    database.unlink()
+    # Many file systems give the inode of the removed file to this one.
+    database.touch()
+    for _ in range(2):
+        assert_unavailable(file_client.get("/healthz"), post_pet(file_client))
+    assert database.stat().st_size == 0
 
 
 @pytest.mark.parametrize("is_replaced", [True, False])
