@@ -89,9 +89,9 @@ class Store(Protocol):
     - The JSON of a pet is bytes: an object with id, name, categoryId and status.
     - A name is any string that UTF-8 can encode, U+0000 included. A category id is any
       64-bit integer. Both are returned exactly as they were given.
-    - Ids grow. If pet 8 is visible, pet 7 does not appear later: a client that has read
-      pet 8 would never see it. (In many databases, a sequence assigns an id before the
-      commit, so pet 8 may be visible before pet 7.)
+    - Ids grow, and none is used again. If pet 8 is visible, pet 7 does not appear
+      later: a client that has read pet 8 would never see it. (In many databases, a
+      sequence assigns an id before the commit, so pet 8 may be visible before pet 7.)
     - If `add` returns, the pet is stored for good. If `add` raises an exception, it is
       not stored. If a store cannot promise this, its documentation says so.
     - If the store cannot answer, a method raises StorageUnavailable within about five
@@ -356,9 +356,11 @@ class Database:
             table = connection.execute("SELECT * FROM pets LIMIT 0")
             columns = [name for name, *_ in table.description]
             if version != SCHEMA_VERSION or columns != COLUMNS:
+                found = f"user_version is {version}, and its columns are "
+                found += ", ".join(columns)
                 raise self._unavailable(
-                    f"it is not a pet store of version {SCHEMA_VERSION}; choose "
-                    f"another file (its user_version is {version})"
+                    f"it is not a pet store of version {SCHEMA_VERSION} (its {found}); "
+                    "choose another file, or upgrade this one"
                 )
             # This user may write to the file.
             connection.execute(WRITE_PROBE)

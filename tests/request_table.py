@@ -41,7 +41,7 @@ def wrong_keys(operation: str, method: str, path: str) -> list[Request]:
 def wrong_bodies(operation: str, method: str, path: str) -> list[Request]:
     """Return the requests that every operation with a body refuses."""
     large, text = {"data": b" " * 65_537}, {"data": "Rex"}
-    wrong = {"json": {"name": "Rex", "categoryId": "1"}}
+    wrong = {"json": {**NEW_PET, "status": "lost"}}
     return [
         Request(operation, method, path, 400, "malformed_body"),
         Request(operation, method, path, 400, "invalid_body", wrong),

@@ -51,7 +51,6 @@ def test_a_database_has_to_be_a_path(path: object) -> None:
 
 
 PETS = "CREATE TABLE pets (id INTEGER PRIMARY KEY, breed TEXT)"
-OTHER_COLUMN = storage.CREATE_TABLE.replace("category_id", "category")
 VERSION = f"PRAGMA user_version = {storage.SCHEMA_VERSION}"
 NEWER = f"PRAGMA user_version = {storage.SCHEMA_VERSION + 1}"
 
@@ -69,12 +68,11 @@ def create_tables(*statements: str) -> Callable[[Path], None]:
 NOT_A_DATABASE = "file is not a database; choose another file, or restore a backup."
 CANNOT_OPEN = f"unable to open database file; {storage.CHECK_ACCESS}."
 NOT_A_STORE = (
-    f"it is not a pet store of version {storage.SCHEMA_VERSION}; choose another file "
-    "(its user_version is {})."
+    f"it is not a pet store of version {storage.SCHEMA_VERSION} (its user_version is "
+    "{}, and its columns are {}); choose another file, or upgrade this one."
 )
 NO_TABLE = "no such table: pets; it is not a pet store; choose another file."
-OF_OUR_VERSION = NOT_A_STORE.format(storage.SCHEMA_VERSION)
-OF_A_NEWER_VERSION = NOT_A_STORE.format(storage.SCHEMA_VERSION + 1)
+COLUMNS = ", ".join(storage.COLUMNS)
 
 
 @pytest.mark.parametrize(
@@ -83,21 +81,27 @@ OF_A_NEWER_VERSION = NOT_A_STORE.format(storage.SCHEMA_VERSION + 1)
         (lambda path: path.write_text("Dear diary" * 999), NOT_A_DATABASE),
         (Path.mkdir, CANNOT_OPEN),
         (lambda path: path.parent.rmdir(), CANNOT_OPEN),
-        (create_tables(PETS), NOT_A_STORE.format(0)),
-        (create_tables(VERSION), NO_TABLE),
-        (create_tables(PETS, VERSION), OF_OUR_VERSION),
-        (create_tables(OTHER_COLUMN, VERSION), OF_OUR_VERSION),
-        (create_tables(storage.CREATE_TABLE, NEWER), OF_A_NEWER_VERSION),
+        (create_tables("CREATE TABLE notes (text)"), NO_TABLE),
+        (create_tables(NEWER), NO_TABLE),
+        (create_tables(PETS), NOT_A_STORE.format(0, "id, breed")),
+        (
+            create_tables(PETS, VERSION),
+            NOT_A_STORE.format(storage.SCHEMA_VERSION, "id, breed"),
+        ),
+        (
+            create_tables(storage.CREATE_TABLE, NEWER),
+            NOT_A_STORE.format(storage.SCHEMA_VERSION + 1, COLUMNS),
+        ),
     ],
     ids=[
         "text",
         "folder",
         "missing folder",
         "another program",
-        "no table",
-        "other columns",
-        "another column",
-        "newer version",
+        "newer and empty",
+        "other pets",
+        "other pets of our version",
+        "newer",
     ],
 )
 def test_a_file_that_is_not_a_pet_store_is_refused_and_not_changed(

@@ -1,4 +1,4 @@
-"""A store other than PetStore: any object with the four methods of Store."""
+"""A store other than PetStore: any object with the methods of Store."""
 
 import json
 from pathlib import Path
