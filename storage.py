@@ -265,7 +265,8 @@ class Database:
             # `write` raises it in each thread of the batch.
             batch.error = error
             self._end_batch(batch)
-        batch.is_done.set()
+        finally:
+            batch.is_done.set()
 
     def _execute(self, batch: Batch) -> None:
         """Execute the writes of a batch in one transaction."""
