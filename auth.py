@@ -7,7 +7,7 @@ from flask import request
 
 from errors import ServiceError
 
-# The challenge in the header WWW-Authenticate of every 401 (RFC 6750, section 3).
+# WWW-Authenticate in every 401 says how to authenticate (RFC 6750, section 3).
 CHALLENGE = 'Bearer realm="petstore"'
 
 

@@ -1,4 +1,7 @@
-"""The Error body (contract, Errors), and every response that has one."""
+"""The Error body (contract, Errors), and every response that has one.
+
+Werkzeug's HTTP errors: https://werkzeug.palletsprojects.com/en/stable/exceptions/
+"""
 
 import json
 from collections.abc import Mapping

@@ -10,8 +10,8 @@ workers = 1
 # A write that waits for a lock of another program keeps its thread. Usually fewer than
 # 64 writes wait, so that threads remain for reads.
 threads = 64
-# Call create_app before the process is started (a fork). If it raises StartError,
-# gunicorn prints one line and ends.
+# Call create_app before the fork (gunicorn copies itself to make the process that
+# serves). If it raises StartError, gunicorn prints one line and ends.
 preload_app = True
 
 # Address, time, request line, status, bytes of the body, seconds. Not the user name
@@ -21,8 +21,8 @@ access_log_format = '%(h)s %(t)s "%(r)s" %(s)s %(B)s %(L)s'
 # If the log cannot be written, Python would print the request with its key.
 logging.raiseExceptions = False
 
-# No socket in the home folder for commands to gunicorn.
+# By default, gunicorn creates a socket in the home folder, for commands.
 control_socket_disable = True
-# gunicorn trusts clients on the same machine like a proxy. They cannot set SCRIPT_NAME
+# By default, a client on the same machine may set SCRIPT_NAME, the prefix of our links,
 # by a header.
 forwarder_headers = ""

@@ -1,6 +1,7 @@
 """Input: the query of listPets and the body of createPet.
 
-The schemas are marshmallow's: https://marshmallow.readthedocs.io/en/stable/quickstart.html
+The schemas are marshmallow's. Its quickstart explains them, from "Declaring schemas" to
+"Handling unknown fields": https://marshmallow.readthedocs.io/en/stable/quickstart.html
 """
 
 import json
@@ -22,8 +23,8 @@ STATUS = validate.OneOf(("available", "pending", "sold"))
 def require_no_surrogates(text: str) -> None:
     """Raise ValidationError if the text contains a lone surrogate.
 
-    json.loads accepts one, as in "\\ud800" (RFC 8259, section 8.2), but UTF-8 cannot
-    express it.
+    That is one half of a character, such as "\\ud83d" of "\\ud83d\\udc08" (a cat).
+    json.loads accepts it (RFC 8259, section 8.2), but UTF-8 cannot express it.
     """
     try:
         text.encode()
@@ -47,7 +48,7 @@ class NewPet(Schema):
     """
 
     name = fields.String(required=True, validate=require_no_surrogates)
-    # strict: "1" and 1.5 are errors, and do not become 1.
+    # strict: only an int is valid. Otherwise, "1" and 1.5 would become 1.
     category_id = fields.Integer(
         data_key="categoryId",
         required=True,
@@ -62,12 +63,13 @@ LIST_QUERY = ListQuery(unknown=EXCLUDE)
 NEW_PET = NewPet(unknown=EXCLUDE)
 
 
-# Clients repeat a few queries, so the latest results are kept. That saves a tenth of
-# the time of a list. Requests share these results: do not change them.
+# Clients repeat a few queries, so lru_cache keeps the latest results. That saves a
+# tenth of the time of a list. Requests share these results: do not change them.
 @lru_cache(maxsize=256)
 def parse_list_query(query_string: bytes) -> Mapping[str, Any]:
     """Return the limit, status and after of a query string.
 
+    The argument is not request.args, because lru_cache needs a value that is hashable.
     Raise ServiceError (`invalid_query`) if one of them is not valid.
     """
     text = query_string.decode(errors="replace")
@@ -120,7 +122,7 @@ def parse_number(text: str) -> int | float:
     """Return a JSON number that has a fraction or an exponent.
 
     1.0 and 1e3 are integers (JSON Schema Validation, section 6.1.1). From 2^53 on, a
-    float may be rounded: so it stays a float, and the schema refuses it.
+    float may be rounded. It stays a float, which is never a valid categoryId.
     """
     number = float(text)
     return int(number) if number.is_integer() and abs(number) < 2**53 else number

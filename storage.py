@@ -11,7 +11,8 @@ from typing import Any, Protocol
 
 # The user_version of the file, a number that SQLite leaves to the application.
 SCHEMA_VERSION = 1
-# AUTOINCREMENT: the id of a deleted pet is never used again.
+# AUTOINCREMENT: the id of a deleted pet is never used again. IF NOT EXISTS: in
+# examples/rqlite.py, several services may create the table at once.
 CREATE_TABLE = """
     CREATE TABLE IF NOT EXISTS pets (
         id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -23,10 +24,11 @@ CREATE_TABLE = """
 # The index finds a page of one status, in the order of the ids: every index of SQLite
 # contains the id, too.
 CREATE_INDEX = "CREATE INDEX IF NOT EXISTS pets_by_status ON pets (status)"
+# The restore in docs/server.md checks the version and these columns, too.
 COLUMNS = ["id", "name", "category_id", "status"]
 
 # Values are never part of the SQL: they are parameters, such as :name. The f-strings
-# put in this constant only. SQLite renders the JSON of 100 pets in half the time that
+# contain constants only. SQLite renders the JSON of 100 pets in half the time that
 # json.dumps takes.
 PET_JSON = (
     "json_object('id', id, 'name', name, 'categoryId', category_id, 'status', status)"
@@ -48,11 +50,13 @@ SELECT_PAGE_OF_STATUS = f"""
     WHERE status = :status AND id > :after
     ORDER BY id LIMIT :limit + 1
 """
-# The first fails if the table cannot be read, the second if it cannot be written to.
+# The first fails if the table cannot be read, the second if it cannot be written to:
+# SQLite takes the write lock, although no row is deleted.
 READ_PROBE = "SELECT id FROM pets LIMIT 1"
 WRITE_PROBE = "DELETE FROM pets WHERE false"
 
-# Seconds that SQLite waits for a lock of another program. A write may wait twice.
+# Seconds that SQLite waits for a lock of another program. A write may wait twice: for
+# the batch before it, and in its own.
 BUSY_TIMEOUT = 2.0
 
 CHECK_ACCESS = (
@@ -82,16 +86,16 @@ class StorageUnavailable(Exception):
 class Store(Protocol):
     """What the application needs to store pets.
 
-    A Protocol lists methods, and mypy checks that each store has them. A store also has
-    to keep these promises:
+    A Protocol lists methods, without their code, and mypy checks that each store has
+    them. A store also has to keep these promises:
 
     - Any number of threads may call the methods at once.
     - The JSON of a pet is bytes: an object with id, name, categoryId and status.
     - A name is any string that UTF-8 can encode, U+0000 included. A category id is any
       64-bit integer. Both are returned exactly as they were given.
-    - Ids grow, and none is used again. If pet 8 is visible, pet 7 does not appear
-      later: a client that has read pet 8 would never see it. (In many databases, a
-      sequence assigns an id before the commit, so pet 8 may be visible before pet 7.)
+    - Ids grow, and none is used again. Pets appear in the order of their ids: if pet 7
+      appeared after pet 8, a client that has read pet 8 would never see it. (In many
+      databases, an id is assigned before the commit, so this can happen.)
     - If `add` returns, the pet is stored for good. If `add` raises an exception, it is
       not stored. If a store cannot promise this, its documentation says so.
     - If the store cannot answer, a method raises StorageUnavailable within about five
@@ -126,8 +130,9 @@ class PetStore(Store):
         Raise StorageUnavailable if it cannot be used.
         """
         self._database = Database(path)
-        # Close the database when this store is garbage-collected or Python exits. (A
-        # method of this store would keep the store from being garbage-collected.)
+        # Close the database when this store is garbage-collected or Python exits.
+        # finalize keeps a reference to what it calls. A method of this store would keep
+        # the store from being garbage-collected.
         weakref.finalize(self, self._database.close)
 
     def list_page(
@@ -185,6 +190,7 @@ class Batch:
     def __init__(self) -> None:
         self.writes: list[Write] = []
         self.error: BaseException | None = None
+        # wait() returns as soon as another thread has called set().
         self.is_done = Event()
 
 
@@ -195,10 +201,10 @@ class Database:
     second file, the write-ahead log `pets.db-wal`, and copies it into `pets.db` later,
     in a checkpoint. So reads go on during a write.
 
-    SQLite finds the WAL by its name, but an open file stays the same file when somebody
-    moves or replaces it. Then the file and the WAL at the path do not belong together
-    any more. So before each use, the file at the path is compared with the one that was
-    there at startup.
+    SQLite finds the WAL by the path of the database. If somebody moves or replaces the
+    database, this process still has the old file open, and the WAL at the path does not
+    belong to the new one. So before each use, the file at the path is compared with the
+    one that was there at startup.
     """
 
     def __init__(self, path: str) -> None:
@@ -207,25 +213,25 @@ class Database:
             raise StorageUnavailable(f"SQLite is {found}, but 3.38 or newer is needed")
         self._in_memory = path == ":memory:"
         self._path = path if self._in_memory else os.path.abspath(path)
-        # Each lock lets one thread at a time use what is below it. In memory, reads and
-        # writes share a connection and a lock, which `close` takes twice: so it is an
-        # RLock.
+        # Only the thread that has the lock of a connection may use it. In memory, there
+        # is one connection and one lock. `close` takes both locks, so it takes this one
+        # twice: only an RLock allows that.
         self._write_lock = RLock()
         self._writer: sqlite3.Connection | None = None
         self._read_lock = self._write_lock if self._in_memory else RLock()
         self._reader: sqlite3.Connection | None = None
         self._batch_lock = Lock()
         self._batch = Batch()
-        try:
-            # `read` and `write` open connections of their own. This one is closed,
-            # because a server may fork now: it copies this process, and SQLite does not
-            # support a copied connection.
-            with closing(self._connect()) as connection:
-                self._prepare(connection)
-                # The file stays in WAL mode. In memory, SQLite ignores this.
-                connection.execute("PRAGMA journal_mode = WAL")
-        except sqlite3.Error as error:
-            raise self._unavailable(with_hint(error)) from error
+        # Close this connection, because a server may fork after create_app (copy this
+        # process), and SQLite does not support open connections in the copy. `read` and
+        # `write` open their own.
+        with (
+            self._translated_errors(is_opening=True),
+            closing(self._connect()) as connection,
+        ):
+            self._prepare(connection)
+            # The file stays in WAL mode. In memory, SQLite ignores this.
+            connection.execute("PRAGMA journal_mode = WAL")
         self._file_at_startup = self._file_at_path()
 
     def read(self, sql: str, values: Values) -> Rows:
@@ -262,9 +268,10 @@ class Database:
             with self._write_lock, self._translated_errors():
                 self._execute(batch)
         except BaseException as error:
-            # `write` raises it in each thread of the batch.
+            # `write` raises it in each thread of the batch. (BaseException: if this
+            # thread gets a KeyboardInterrupt, the others must not wait for good.)
             batch.error = error
-            self._end_batch(batch)
+            self._end_batch()
         finally:
             batch.is_done.set()
 
@@ -274,23 +281,25 @@ class Database:
             self._writer = self._open(WRITE_PROBE)
         # The connection commits at the end of the block. After an error, it rolls back.
         with self._writer:
+            # IMMEDIATE: wait for the lock of the file here, not later.
             self._writer.execute("BEGIN IMMEDIATE")
             self._require_same_file()
-            self._end_batch(batch)
+            # From here on, no write joins this batch.
+            self._end_batch()
             for write in batch.writes:
                 write.execute(self._writer)
 
-    def _end_batch(self, batch: Batch) -> None:
-        """Let the next write begin another batch, unless one has begun."""
+    def _end_batch(self) -> None:
+        """Let the next write begin another batch."""
         with self._batch_lock:
-            if self._batch is batch:
-                self._batch = Batch()
+            self._batch = Batch()
 
     def close(self) -> None:
         """Copy the WAL into the database, and close the connections.
 
         SQLite does both when the last connection is closed. But if the file was moved,
-        it leaves the WAL at the path, where it would become the WAL of the next file.
+        SQLite leaves the WAL at the old path, and applies it to the next file there. So
+        this method copies and empties the WAL itself.
         """
         with self._write_lock, self._read_lock:
             for connection in (self._reader, self._writer):
@@ -303,26 +312,25 @@ class Database:
     def _open(self, probe: str) -> sqlite3.Connection:
         """Return a connection to the file that was there at startup.
 
-        If the probe fails, the connection is closed. (One that was opened while the
-        disk was read-only would stay read-only.)
+        If the probe fails, the connection is closed: one that was opened while the disk
+        was read-only would stay read-only.
         """
-        # Compare before, because SQLite would apply the WAL to another file, and after,
-        # because the file may have been replaced meanwhile.
+        # Check this first, because SQLite would apply the WAL to a wrong file. Check it
+        # again below, because the file may have been replaced meanwhile.
         self._require_same_file()
-        connection = self._connect()
-        try:
-            if self._in_memory:
-                # Each connection is a new database, so both uses share this one.
-                self._prepare(connection)
-                self._reader = self._writer = connection
-            connection.execute(probe).fetchall()
-            self._require_same_file()
-        except sqlite3.Error as error:
-            connection.close()
-            raise self._unavailable(with_hint(error)) from error
-        except StorageUnavailable:
-            connection.close()
-            raise
+        with self._translated_errors(is_opening=True):
+            connection = self._connect()
+            try:
+                if self._in_memory:
+                    # In memory, each connection has a database of its own. So this one
+                    # is for reads and for writes.
+                    self._prepare(connection)
+                    self._reader = self._writer = connection
+                connection.execute(probe).fetchall()
+                self._require_same_file()
+            except BaseException:
+                connection.close()
+                raise
         return connection
 
     def _connect(self) -> sqlite3.Connection:
@@ -335,8 +343,12 @@ class Database:
         )
         # Text is returned as bytes, so that the JSON of a pet is sent as it is.
         connection.text_factory = bytes
-        # COMMIT returns after the WAL is on the disk.
-        connection.execute("PRAGMA synchronous = FULL")
+        try:
+            # COMMIT returns after the WAL is on the disk.
+            connection.execute("PRAGMA synchronous = FULL")
+        except sqlite3.Error:
+            connection.close()
+            raise
         return connection
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
@@ -346,7 +358,8 @@ class Database:
             return connection.execute(sql).fetchone()[0]
 
         with connection:
-            # Several processes may start at once. The first one creates the schema.
+            # Several processes may start at once: the first one creates the schema, and
+            # the others wait here.
             connection.execute("BEGIN IMMEDIATE")
             version = select("PRAGMA user_version")
             if version == 0 and select("SELECT count(*) FROM sqlite_schema") == 0:
@@ -354,6 +367,7 @@ class Database:
                 connection.execute(CREATE_INDEX)
                 connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
                 version = SCHEMA_VERSION
+            # No rows: only the names of the columns.
             table = connection.execute("SELECT * FROM pets LIMIT 0")
             columns = [name for name, *_ in table.description]
             if version != SCHEMA_VERSION or columns != COLUMNS:
@@ -363,7 +377,7 @@ class Database:
                     f"it is not a pet store of version {SCHEMA_VERSION} (its {found}); "
                     "choose another file, or upgrade this one"
                 )
-            # This user may write to the file.
+            # Fails if this user may not write to the file.
             connection.execute(WRITE_PROBE)
 
     def _file_at_path(self) -> tuple[int, int] | None:
@@ -386,30 +400,23 @@ class Database:
             )
 
     @contextmanager
-    def _translated_errors(self) -> Iterator[None]:
-        """Turn an error of SQLite into StorageUnavailable, but not a bug.
+    def _translated_errors(self, is_opening: bool = False) -> Iterator[None]:
+        """Turn an error of SQLite into StorageUnavailable. Let a bug pass.
 
-        A bug is an error in the SQL, or in how sqlite3 is called.
+        SQLITE_ERROR is a bug, such as an error in the SQL. But while a file is opened,
+        it means that the file is not a pet store.
         """
         try:
             yield
         except sqlite3.Error as error:
-            if result_code(error) == sqlite3.SQLITE_ERROR:
+            # An error in how the module sqlite3 is called has no code of SQLite.
+            code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+            code &= 0xFF  # The other bits are the extended result code.
+            if code == sqlite3.SQLITE_ERROR and not is_opening:
                 raise
-            raise self._unavailable(with_hint(error)) from error
+            hint = HINTS.get(code)
+            reason = f"{error}; {hint}" if hint else str(error)
+            raise self._unavailable(reason) from error
 
     def _unavailable(self, reason: str) -> StorageUnavailable:
         return StorageUnavailable(f"{self._path}: {reason}")
-
-
-def with_hint(error: sqlite3.Error) -> str:
-    """Return the text of an error, and what to do about it."""
-    hint = HINTS.get(result_code(error))
-    return f"{error}; {hint}" if hint else str(error)
-
-
-def result_code(error: sqlite3.Error) -> int:
-    """Return SQLite's result code, or SQLITE_ERROR if sqlite3 has raised the error."""
-    code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
-    # The other bytes are the extended result code, such as SQLITE_IOERR_WRITE.
-    return code & 0xFF

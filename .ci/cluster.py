@@ -38,7 +38,7 @@ def start_nodes(
     rqlited: str, folder: Path, stack: ExitStack
 ) -> dict[str, subprocess.Popen[bytes]]:
     """Start three nodes, which the stack kills, and return them by HTTP address."""
-    # The user nobody has to read the program, and to write to the folder.
+    # The user `nobody` needs permission to read the program and to write to the folder.
     shutil.copy(rqlited, folder / "rqlited")
     folder.chmod(0o777)
     servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(6)]

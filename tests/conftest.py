@@ -27,7 +27,7 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def before_removal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the tests of getPet pass after its removal, too."""
+    """Set the clock to a time before the removal of getPet."""
     monkeypatch.setattr(time, "time", lambda: BEFORE_REMOVAL)
 
 

@@ -1,4 +1,4 @@
-"""Requests for the responses of each operation. Several tests share this table."""
+"""A request for each response of each operation. Several tests share this table."""
 
 from typing import Any, NamedTuple
 
@@ -21,6 +21,10 @@ class Request(NamedTuple):
     code: str = ""
     options: dict[str, Any] = {}
 
+    def __str__(self) -> str:
+        """Return the request without its options, as the name of a test."""
+        return f"{self.operation} {self.method} {self.path} {self.status} {self.code}"
+
     def send(self, client: FlaskClient) -> TestResponse:
         """Send the request, and return the response."""
         return client.open(self.path, method=self.method, **self.options)
@@ -31,7 +35,7 @@ OTHER_KEY = {"headers": {"Authorization": "Bearer other"}}
 
 
 def wrong_keys(operation: str, method: str, path: str) -> list[Request]:
-    """Return the requests that every operation that needs a key refuses."""
+    """Return two requests without a valid key."""
     return [
         Request(operation, method, path, 401, "missing_api_key", NO_KEY),
         Request(operation, method, path, 401, "invalid_api_key", OTHER_KEY),

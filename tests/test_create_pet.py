@@ -30,7 +30,7 @@ def test_a_pet_is_available_by_default(client: FlaskClient) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["", " ", "\0", "a\0b", "\"'\\/", "'; DROP TABLE pets; --", "é", "🐈", "\u2028"]
+    ["", " ", "\0", "a\0b", "\"'\\/", "'; DROP TABLE pets; --", "é", "🐈"]
     + ["x" * 60_000],
 )
 def test_a_name_is_returned_exactly_as_sent(client: FlaskClient, name: str) -> None:

@@ -152,7 +152,9 @@ def test_a_restore_replaces_the_pets_and_can_be_undone(machine: Machine) -> None
     assert pets_in(machine.database.parent / "old-2" / "pets.db") == ["Rex", "Ada"]
 
 
-def test_an_undone_restore_has_what_was_only_in_the_wal(machine: Machine) -> None:
+def test_undoing_a_restore_brings_back_what_was_only_in_the_wal(
+    machine: Machine,
+) -> None:
     with serving(machine.database) as service:
         service.request("POST", "/v1/pets", {**NEW_PET, "name": "Ada"})
         service.kill()

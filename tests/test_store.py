@@ -1,6 +1,7 @@
 """A store other than PetStore: any object with the methods of Store."""
 
 import json
+from itertools import count
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -17,6 +18,7 @@ class ListStore(Store):
 
     def __init__(self) -> None:
         self.pets: list[dict[str, Any]] = []
+        self.ids = count(1)
         self.lock = Lock()
 
     def list_page(
@@ -33,7 +35,7 @@ class ListStore(Store):
     def add(self, *, name: str, category_id: int, status: str) -> tuple[int, bytes]:
         # Without the lock, a pet could appear after one with a larger id.
         with self.lock:
-            pet_id = len(self.pets) + 1
+            pet_id = next(self.ids)
             pet = {
                 "id": pet_id,
                 "name": name,
