@@ -24,6 +24,10 @@ FLASK = ["flask", "run", "--port", "0"]
 # Seconds to wait for a response or for a process.
 TIMEOUT = 15.0
 
+# A program that a script starts in the background ignores SIGINT. The services would
+# inherit that from pytest.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 class Response(NamedTuple):
     """A response: its status, its headers and its parsed body."""
