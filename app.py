@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from click import ClickException
 from flask import Blueprint, Flask, Response, abort, current_app, request, url_for
@@ -63,6 +63,10 @@ class StartError(ClickException, RuntimeError):
     Flask's command line shows a ClickException without a traceback. gunicorn does the
     same for a RuntimeError while it preloads (gunicorn.conf.py).
     """
+
+    def __init__(self, message: str) -> None:
+        # A path or an error of SQLite may contain line breaks.
+        super().__init__(" ".join(message.splitlines()))
 
 
 def create_app(
@@ -160,7 +164,7 @@ def list_pets() -> Response:
     following = {name: value for name, value in query.items() if value is not None}
     following["after"] = last_id
     # With url_for, this request would take a tenth longer.
-    target = f"{request.root_path}/v1/pets?{urlencode(following)}"
+    target = f"{quote(request.root_path)}/v1/pets?{urlencode(following)}"
     return json_response(page, headers={"Link": f'<{target}>; rel="next"'})
 
 
@@ -192,7 +196,7 @@ def get_openapi() -> Response:
     """Return openapi.json, with the prefix of this service in `servers`."""
     with current_app.open_resource("openapi.json") as file:
         document = json.load(file)
-    document["servers"] = [{"url": f"{request.root_path}/v1"}]
+    document["servers"] = [{"url": f"{quote(request.root_path)}/v1"}]
     return json_response(json.dumps(document, separators=(",", ":")).encode())
 
 

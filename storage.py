@@ -24,8 +24,8 @@ CREATE_TABLE = """
 # The index finds a page of one status, in the order of the ids: every index of SQLite
 # contains the id, too.
 CREATE_INDEX = "CREATE INDEX IF NOT EXISTS pets_by_status ON pets (status)"
-# The restore in docs/server.md checks the version and these columns, too.
-COLUMNS = ["id", "name", "category_id", "status"]
+COLUMNS = ["id INTEGER", "name TEXT", "category_id INTEGER", "status TEXT"]
+SELECT_COLUMNS = "SELECT name || ' ' || type FROM pragma_table_info('pets')"
 
 # Values are never part of the SQL: they are parameters, such as :name. The f-strings
 # contain constants only. SQLite renders the JSON of 100 pets in half the time that
@@ -367,9 +367,10 @@ class Database:
                 connection.execute(CREATE_INDEX)
                 connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
                 version = SCHEMA_VERSION
-            # No rows: only the names of the columns.
-            table = connection.execute("SELECT * FROM pets LIMIT 0")
-            columns = [name for name, *_ in table.description]
+            # Fails if there is no table, or if this user may not write to the file.
+            connection.execute(WRITE_PROBE)
+            rows = connection.execute(SELECT_COLUMNS).fetchall()
+            columns = [row[0].decode() for row in rows]
             if version != SCHEMA_VERSION or columns != COLUMNS:
                 found = f"user_version is {version}, and its columns are "
                 found += ", ".join(columns)
@@ -377,8 +378,6 @@ class Database:
                     f"it is not a pet store of version {SCHEMA_VERSION} (its {found}); "
                     "choose another file, or upgrade this one"
                 )
-            # Fails if this user may not write to the file.
-            connection.execute(WRITE_PROBE)
 
     def _file_at_path(self) -> tuple[int, int] | None:
         """Return the device and inode of the file, or None if there is no file.

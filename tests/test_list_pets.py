@@ -55,6 +55,15 @@ def test_the_link_has_the_limit_and_the_status(client: FlaskClient) -> None:
     assert "Link" not in client.get("/v1/pets?limit=2").headers
 
 
+def test_the_link_has_the_prefix(client: FlaskClient) -> None:
+    for _ in range(2):
+        add_pet(client)
+    prefix = {"SCRIPT_NAME": "/pet store"}
+    response = client.get("/v1/pets?limit=1", environ_overrides=prefix)
+    link = '</pet%20store/v1/pets?limit=1&after=1>; rel="next"'
+    assert response.headers["Link"] == link
+
+
 def test_a_client_that_follows_the_links_sees_pets_that_are_added_meanwhile(
     file_client: FlaskClient,
 ) -> None:

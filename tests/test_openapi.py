@@ -150,6 +150,6 @@ def test_the_document_that_is_served_is_the_file(client: FlaskClient) -> None:
     assert response.get_json() == DOCUMENT
     assert response.data.count(b"\n") == 1
     response = client.get(
-        "/v1/openapi.json", environ_overrides={"SCRIPT_NAME": "/store"}
+        "/v1/openapi.json", environ_overrides={"SCRIPT_NAME": "/pet store"}
     )
-    assert response.get_json()["servers"] == [{"url": "/store/v1"}]
+    assert response.get_json()["servers"] == [{"url": "/pet%20store/v1"}]

@@ -50,7 +50,8 @@ def test_a_database_has_to_be_a_path(path: object) -> None:
         create_app({"API_KEYS": KEY, "DATABASE": path})
 
 
-PETS = "CREATE TABLE pets (id INTEGER PRIMARY KEY, breed TEXT)"
+OTHER_COLUMNS = "id INTEGER, name TEXT, category_id TEXT, status TEXT"
+OTHER_PETS = f"CREATE TABLE pets ({OTHER_COLUMNS})"
 VERSION = f"PRAGMA user_version = {storage.SCHEMA_VERSION}"
 NEWER = f"PRAGMA user_version = {storage.SCHEMA_VERSION + 1}"
 
@@ -83,10 +84,10 @@ COLUMNS = ", ".join(storage.COLUMNS)
         (lambda path: path.parent.rmdir(), CANNOT_OPEN),
         (create_tables("CREATE TABLE notes (text)"), NO_TABLE),
         (create_tables(NEWER), NO_TABLE),
-        (create_tables(PETS), NOT_A_STORE.format(0, "id, breed")),
+        (create_tables(OTHER_PETS), NOT_A_STORE.format(0, OTHER_COLUMNS)),
         (
-            create_tables(PETS, VERSION),
-            NOT_A_STORE.format(storage.SCHEMA_VERSION, "id, breed"),
+            create_tables(OTHER_PETS, VERSION),
+            NOT_A_STORE.format(storage.SCHEMA_VERSION, OTHER_COLUMNS),
         ),
         (
             create_tables(storage.CREATE_TABLE, NEWER),
@@ -127,10 +128,12 @@ def test_an_old_sqlite_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @both_servers
 def test_a_refusal_is_one_line(tmp_path: Path, command: list[str]) -> None:
-    ended = run(*command, PETSTORE_API_KEYS=KEY, PETSTORE_DATABASE=str(tmp_path))
+    path = tmp_path / "two\nlines"
+    path.mkdir()
+    ended = run(*command, PETSTORE_API_KEYS=KEY, PETSTORE_DATABASE=str(path))
     assert ended.returncode != 0
     lines = [line for line in ended.stderr.splitlines() if line and line[0] != "["]
-    assert lines == [f"Error: PETSTORE_DATABASE: {tmp_path}: {CANNOT_OPEN}"]
+    assert lines == [f"Error: PETSTORE_DATABASE: {tmp_path}/two lines: {CANNOT_OPEN}"]
 
 
 # Startup: what is opened.

@@ -72,6 +72,9 @@ class Machine:
         """Run a block of the document below the root folder. `date` prints `now`."""
         self.add_program("date", f"#!/bin/sh\necho {now}")
         script = re.sub(r"(?=/(usr/local|var)/)", str(self.root), block)
+        programs = str(Path(sys.executable).parent)
+        script = script.replace("/srv/petstore/.venv/bin", programs)
+        script = script.replace("/srv/petstore", str(ROOT))
         path = f"{self.programs}{os.pathsep}{os.environ['PATH']}"
         return run("sh", "-c", script, folder=self.root, PATH=path)
 
