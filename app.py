@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from click import ClickException
-from flask import Blueprint, Flask, Response, abort, current_app, request, url_for
+from flask import Blueprint, Flask, Response, abort, current_app, request
 from werkzeug.exceptions import HTTPException
 from werkzeug.http import http_date
 
@@ -38,8 +38,8 @@ GET_PET_HEADERS = {
 RESPONSE_HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
-    # A page of any origin may call the service (CORS). This is safe: unlike a cookie, a
-    # browser does not send the key by itself, so the page has to know it.
+    # A page of any origin may call the service (CORS). That is safe, because it has to
+    # know the key: browsers send cookies by themselves, but not the key.
     # https://developer.mozilla.org/docs/Web/HTTP/Guides/CORS
     "Access-Control-Allow-Origin": "*",
     "Access-Control-Expose-Headers": "Deprecation, Link, Location, Retry-After, Sunset",
@@ -91,7 +91,8 @@ def create_app(
     app.register_blueprint(v1)
     app.register_blueprint(public)
     app.after_request(add_headers)
-    # Of a bug, Flask logs the traceback, and makes an InternalServerError.
+    # For each HTTP error: of Flask, a ServiceError, or a bug. (Flask logs the traceback
+    # of a bug, and turns it into an InternalServerError.)
     app.register_error_handler(HTTPException, errors.error_response)
     app.register_error_handler(StorageUnavailable, errors.unavailable_response)
     return app
@@ -122,16 +123,13 @@ def open_store(app: Flask) -> Store:
         raise StartError(f"PETSTORE_DATABASE: {reason}.") from error
 
 
-@v1.url_value_preprocessor
-def require_int64(endpoint: str | None, values: dict[str, Any] | None) -> None:
-    """Raise NotFound for an id that no pet can have: SQLite's integers have 64 bits."""
-    if values and values["pet_id"] > schemas.MAX_INT64:
-        abort(404)
-
-
 @v1.before_request
-def require_key() -> None:
-    """Require a valid key, except for OPTIONS, which browsers send without it."""
+def check_request() -> None:
+    """Refuse an id that no pet can have, and a request without a valid key."""
+    # SQLite's integers have 64 bits.
+    if request.view_args and request.view_args.get("pet_id", 0) > schemas.MAX_INT64:
+        abort(404)
+    # Browsers send OPTIONS without the key.
     if request.method != "OPTIONS":
         auth.require_key(current_app.extensions["api_keys"])
 
@@ -139,10 +137,11 @@ def require_key() -> None:
 def add_headers(response: Response) -> Response:
     """Add the headers of every response.
 
-    Before a page of another origin sends a request with a key, the browser asks by
-    OPTIONS whether it may (a preflight request).
+    Before a page of another origin sends a request with a key, the browser sends a
+    preflight request: OPTIONS asks which methods and headers the page may use.
     """
-    response.headers.update(RESPONSE_HEADERS)
+    for name, value in RESPONSE_HEADERS.items():
+        response.headers.add(name, value)
     # Flask answers OPTIONS, with the methods of the path in Allow. A 404 has no Allow.
     if request.method == "OPTIONS" and "Allow" in response.headers:
         response.headers["Access-Control-Allow-Methods"] = response.headers["Allow"]
@@ -163,8 +162,7 @@ def list_pets() -> Response:
         return json_response(page)
     following = {name: value for name, value in query.items() if value is not None}
     following["after"] = last_id
-    # With url_for, this request would take a tenth longer.
-    target = f"{quote(request.root_path)}/v1/pets?{urlencode(following)}"
+    target = f"{api_path()}/pets?{urlencode(following)}"
     return json_response(page, headers={"Link": f'<{target}>; rel="next"'})
 
 
@@ -173,13 +171,13 @@ def create_pet() -> Response:
     """Add an animal."""
     new_pet = schemas.parse_body(schemas.NEW_PET)
     pet_id, pet = get_store().add(**new_pet)
-    return json_response(pet, 201, {"Location": url_for(".getPet", pet_id=pet_id)})
+    return json_response(pet, 201, {"Location": f"{api_path()}/pets/{pet_id}"})
 
 
 @v1.get("/pets/<int:pet_id>", endpoint="getPet")
 def get_pet(pet_id: int) -> Response:
     """Get an animal. Deprecated: from 5 December 2030 on, the answer is 410."""
-    pets = url_for(".listPets")
+    pets = f"{api_path()}/pets"
     # RFC 5829 defines successor-version.
     headers = {**GET_PET_HEADERS, "Link": f'<{pets}>; rel="successor-version"'}
     if time.time() >= REMOVED_AT.timestamp():
@@ -196,7 +194,7 @@ def get_openapi() -> Response:
     """Return openapi.json, with the prefix of this service in `servers`."""
     with current_app.open_resource("openapi.json") as file:
         document = json.load(file)
-    document["servers"] = [{"url": f"{quote(request.root_path)}/v1"}]
+    document["servers"] = [{"url": api_path()}]
     return json_response(json.dumps(document, separators=(",", ":")).encode())
 
 
@@ -212,6 +210,14 @@ def get_page() -> Response:
     """Return index.html."""
     with current_app.open_resource("index.html") as file:
         return Response(file.read(), headers={"Content-Security-Policy": PAGE_POLICY})
+
+
+def api_path() -> str:
+    """Return the path of the API: /v1, after the prefix of this service.
+
+    With url_for instead, listPets would take a tenth longer.
+    """
+    return f"{quote(request.root_path)}/v1"
 
 
 def get_store() -> Store:

@@ -1,7 +1,7 @@
 """Input: the query of listPets and the body of createPet.
 
-The schemas are marshmallow's. Its quickstart explains them, from "Declaring schemas" to
-"Handling unknown fields": https://marshmallow.readthedocs.io/en/stable/quickstart.html
+The schemas are marshmallow's: https://marshmallow.readthedocs.io/en/stable/quickstart.html
+The sections on loading, validation, required fields and unknown fields are enough.
 """
 
 import json
@@ -64,7 +64,7 @@ NEW_PET = NewPet(unknown=EXCLUDE)
 
 
 # Clients repeat a few queries, so lru_cache keeps the latest results. That saves a
-# tenth of the time of a list. Requests share these results: do not change them.
+# tenth of the time of listPets. Requests share these results: do not change them.
 @lru_cache(maxsize=256)
 def parse_list_query(query_string: bytes) -> Mapping[str, Any]:
     """Return the limit, status and after of a query string.
@@ -119,7 +119,7 @@ def malformed_body(reason: object) -> ServiceError:
 
 
 def parse_number(text: str) -> int | float:
-    """Return a JSON number that has a fraction or an exponent.
+    """Return a number. json calls this for one with a fraction or an exponent.
 
     1.0 and 1e3 are integers (JSON Schema Validation, section 6.1.1). From 2^53 on, a
     float may be rounded. It stays a float, which is never a valid categoryId.

@@ -55,8 +55,8 @@ SELECT_PAGE_OF_STATUS = f"""
 READ_PROBE = "SELECT id FROM pets LIMIT 1"
 WRITE_PROBE = "DELETE FROM pets WHERE false"
 
-# Seconds that SQLite waits for a lock of another program. A write may wait twice: for
-# the batch before it, and in its own.
+# Seconds that SQLite waits for a lock of another program. A write may wait this long
+# for the batch before it, and again for its own.
 BUSY_TIMEOUT = 2.0
 
 CHECK_ACCESS = (
@@ -65,6 +65,7 @@ CHECK_ACCESS = (
 )
 # What to do about an error, by SQLite's result code (sqlite.org/rescode.html).
 HINTS = {
+    # Only while a file is opened.
     sqlite3.SQLITE_ERROR: "it is not a pet store; choose another file",
     sqlite3.SQLITE_BUSY: "another program uses it",
     sqlite3.SQLITE_FULL: "free some space",
@@ -95,7 +96,7 @@ class Store(Protocol):
       64-bit integer. Both are returned exactly as they were given.
     - Ids grow, and none is used again. Pets appear in the order of their ids: if pet 7
       appeared after pet 8, a client that has read pet 8 would never see it. (In many
-      databases, an id is assigned before the commit, so this can happen.)
+      databases, an id is assigned before the commit, so pet 8 may be the first.)
     - If `add` returns, the pet is stored for good. If `add` raises an exception, it is
       not stored. If a store cannot promise this, its documentation says so.
     - If the store cannot answer, a method raises StorageUnavailable within about five
@@ -131,8 +132,8 @@ class PetStore(Store):
         """
         self._database = Database(path)
         # Close the database when this store is garbage-collected or Python exits.
-        # finalize keeps a reference to what it calls. A method of this store would keep
-        # the store from being garbage-collected.
+        # finalize refers to the database only. If it referred to this store, the store
+        # would never be garbage-collected.
         weakref.finalize(self, self._database.close)
 
     def list_page(
@@ -176,7 +177,8 @@ class Write:
         """Execute the statement. If it violates a constraint, keep the error.
 
         SQLite then undoes this statement, and not the others of the transaction
-        (sqlite.org/lang_conflict.html, ABORT).
+        (sqlite.org/lang_conflict.html, ABORT). The schemas refuse what violates the
+        constraints of today. A unique name would be another one.
         """
         try:
             self.rows = connection.execute(self.sql, self.values).fetchall()
@@ -201,10 +203,9 @@ class Database:
     second file, the write-ahead log `pets.db-wal`, and copies it into `pets.db` later,
     in a checkpoint. So reads go on during a write.
 
-    SQLite finds the WAL by the path of the database. If somebody moves or replaces the
-    database, this process still has the old file open, and the WAL at the path does not
-    belong to the new one. So before each use, the file at the path is compared with the
-    one that was there at startup.
+    If somebody replaces `pets.db`, the WAL of the old file still has the name that
+    belongs to the new one, and SQLite would put its changes into the new one. So before
+    each use, the file at the path is compared with the one that was there at startup.
     """
 
     def __init__(self, path: str) -> None:
@@ -247,7 +248,12 @@ class Database:
 
         A commit waits until the disk has synced. That takes milliseconds, no matter how
         many statements it has. So threads that write at the same time share a commit
-        (group commit): the first thread of a batch commits it, and the others wait.
+        (group commit):
+
+        1. Thread A begins a batch, and waits for the lock, which another commit has.
+        2. Thread B joins the batch, and waits for A.
+        3. A gets the lock, and ends the batch: thread C begins another one.
+        4. A executes both writes, commits, and lets B go on.
         """
         write = Write(sql, values)
         with self._batch_lock:
@@ -271,6 +277,7 @@ class Database:
             # `write` raises it in each thread of the batch. (BaseException: if this
             # thread gets a KeyboardInterrupt, the others must not wait for good.)
             batch.error = error
+            # If BEGIN has failed, the batch has not ended yet.
             self._end_batch()
         finally:
             batch.is_done.set()
@@ -279,12 +286,13 @@ class Database:
         """Execute the writes of a batch in one transaction."""
         if not self._writer:
             self._writer = self._open(WRITE_PROBE)
-        # The connection commits at the end of the block. After an error, it rolls back.
+        # At the end of the block, the connection commits what BEGIN has begun. After an
+        # error, it rolls back.
         with self._writer:
-            # IMMEDIATE: wait for the lock of the file here, not later.
+            # IMMEDIATE: wait for the lock of the file here, not at the first statement.
             self._writer.execute("BEGIN IMMEDIATE")
             self._require_same_file()
-            # From here on, no write joins this batch.
+            # From here on, no write joins this batch: it would not be executed.
             self._end_batch()
             for write in batch.writes:
                 write.execute(self._writer)
@@ -297,23 +305,24 @@ class Database:
     def close(self) -> None:
         """Copy the WAL into the database, and close the connections.
 
-        SQLite does both when the last connection is closed. But if the file was moved,
-        SQLite leaves the WAL at the old path, and applies it to the next file there. So
-        this method copies and empties the WAL itself.
+        SQLite copies the WAL when the last connection is closed. But if the file was
+        moved, SQLite leaves the WAL at the old path, and applies it to the next file
+        there. So this method copies and empties the WAL itself.
         """
         with self._write_lock, self._read_lock:
-            for connection in (self._reader, self._writer):
+            # A set, because in memory both are the same.
+            for connection in {self._reader, self._writer}:
                 if connection:
                     with suppress(sqlite3.Error):
-                        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+                        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                     connection.close()
             self._reader = self._writer = None
 
     def _open(self, probe: str) -> sqlite3.Connection:
         """Return a connection to the file that was there at startup.
 
-        If the probe fails, the connection is closed: one that was opened while the disk
-        was read-only would stay read-only.
+        If the probe fails, the connection is not kept: one that was opened while the
+        disk was read-only would stay read-only.
         """
         # Check this first, because SQLite would apply the WAL to a wrong file. Check it
         # again below, because the file may have been replaced meanwhile.
@@ -323,7 +332,7 @@ class Database:
             try:
                 if self._in_memory:
                     # In memory, each connection has a database of its own. So this one
-                    # is for reads and for writes.
+                    # becomes the reader and the writer.
                     self._prepare(connection)
                     self._reader = self._writer = connection
                 connection.execute(probe).fetchall()
@@ -369,6 +378,7 @@ class Database:
                 version = SCHEMA_VERSION
             # Fails if there is no table, or if this user may not write to the file.
             connection.execute(WRITE_PROBE)
+            # Each name is bytes, as in every text that `_connect` returns.
             rows = connection.execute(SELECT_COLUMNS).fetchall()
             columns = [row[0].decode() for row in rows]
             if version != SCHEMA_VERSION or columns != COLUMNS:
@@ -406,11 +416,13 @@ class Database:
         it means that the file is not a pet store.
         """
         try:
+            # The `with` block runs here.
             yield
         except sqlite3.Error as error:
             # An error in how the module sqlite3 is called has no code of SQLite.
             code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
-            code &= 0xFF  # The other bits are the extended result code.
+            # The other bits tell more: 778, for example, is 10 (IOERR) during a write.
+            code &= 0xFF
             if code == sqlite3.SQLITE_ERROR and not is_opening:
                 raise
             hint = HINTS.get(code)

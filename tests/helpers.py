@@ -58,7 +58,10 @@ def all_pets(client: FlaskClient, path: str = "/v1/pets?limit=100") -> list[Any]
 
 @contextmanager
 def other_program(database: Path, *statements: str) -> Iterator[sqlite3.Connection]:
-    """Execute statements in the file, and keep it open during a `with` block."""
+    """Execute statements in the file, and keep it open during a `with` block.
+
+    After a BEGIN, it has the lock during the block.
+    """
     with closing(sqlite3.connect(database, isolation_level=None)) as connection:
         for statement in statements:
             connection.execute(statement)

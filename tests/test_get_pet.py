@@ -51,7 +51,8 @@ def test_ids_end_at_the_largest_int64(file_client: FlaskClient, database: Path) 
     # SQLite keeps the largest id of a table with AUTOINCREMENT here.
     update = "UPDATE sqlite_sequence SET seq = 9223372036854775806"
     with other_program(database, update):
-        pet = add_pet(file_client)
+        pass
+    pet = add_pet(file_client)
     assert pet["id"] == 9223372036854775807
     assert file_client.get("/v1/pets/9223372036854775807").get_json() == pet
 

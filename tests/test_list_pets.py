@@ -75,7 +75,7 @@ def test_a_client_that_follows_the_links_sees_pets_that_are_added_meanwhile(
         seen: list[int] = []
         is_over = False
         while not is_over:
-            # If the writers are done, this is the last round.
+            # The last round begins after the writers are done, to see their last pets.
             is_over = all(writer.done() for writer in writers)
             path = f"/v1/pets?limit=3&after={seen[-1] if seen else 0}"
             seen += [pet["id"] for pet in all_pets(file_client, path)]
