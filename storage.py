@@ -27,8 +27,8 @@ CREATE_INDEX = "CREATE INDEX IF NOT EXISTS pets_by_status ON pets (status)"
 COLUMNS = ["id INTEGER", "name TEXT", "category_id INTEGER", "status TEXT"]
 SELECT_COLUMNS = "SELECT name || ' ' || type FROM pragma_table_info('pets')"
 
-# Values are never part of the SQL: they are parameters, such as :name. The f-strings
-# contain constants only. SQLite renders the JSON of 100 pets in half the time that
+# Values are never part of the SQL: they are parameters (:name). The f-strings contain
+# constants only. SQLite renders the JSON of 100 pets in half the time that
 # json.dumps takes.
 PET_JSON = (
     "json_object('id', id, 'name', name, 'categoryId', category_id, 'status', status)"
@@ -412,8 +412,8 @@ class Database:
     def _translated_errors(self, is_opening: bool = False) -> Iterator[None]:
         """Turn an error of SQLite into StorageUnavailable. Let a bug pass.
 
-        SQLITE_ERROR is a bug, such as an error in the SQL. But while a file is opened,
-        it means that the file is not a pet store.
+        SQLITE_ERROR is a bug: an error in the SQL. But while a file is opened, it means
+        that the file is not a pet store.
         """
         try:
             # The `with` block runs here.
