@@ -7,8 +7,8 @@ import logging
 
 # gunicorn starts this many processes. Only writes of one process can share a commit.
 workers = 1
-# A write that waits for a lock of another program keeps its thread. Of 64 threads, some
-# remain for reads, unless about 60 writes wait.
+# A write that waits for a lock of another program keeps its thread. The other threads
+# remain for reads.
 threads = 64
 # Call create_app before the fork (gunicorn copies itself to make the process that
 # serves). If it raises StartError, gunicorn prints one line and ends.

@@ -23,7 +23,7 @@ STATUS = validate.OneOf(("available", "pending", "sold"))
 def require_no_surrogates(text: str) -> None:
     """Raise ValidationError if the text contains a lone surrogate.
 
-    That is one half of a character, such as "\\ud83d" of "\\ud83d\\udc08" (a cat).
+    That is one half of an escaped character: "\\ud83d" of "\\ud83d\\udc08" (a cat).
     json.loads accepts it (RFC 8259, section 8.2), but UTF-8 cannot express it.
     """
     try:

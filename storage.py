@@ -55,8 +55,8 @@ SELECT_PAGE_OF_STATUS = f"""
 READ_PROBE = "SELECT id FROM pets LIMIT 1"
 WRITE_PROBE = "DELETE FROM pets WHERE false"
 
-# Seconds that SQLite waits for a lock of another program. A write may wait this long
-# for the batch before it, and again for its own.
+# Seconds that SQLite waits for a lock of another program. A write may wait twice as
+# long: while the batch before it waits, and then in its own batch.
 BUSY_TIMEOUT = 2.0
 
 CHECK_ACCESS = (
@@ -96,7 +96,7 @@ class Store(Protocol):
       64-bit integer. Both are returned exactly as they were given.
     - Ids grow, and none is used again. Pets appear in the order of their ids: if pet 7
       appeared after pet 8, a client that has read pet 8 would never see it. (In many
-      databases, an id is assigned before the commit, so pet 8 may be the first.)
+      databases, an id is assigned before the commit, so pet 8 may appear first.)
     - If `add` returns, the pet is stored for good. If `add` raises an exception, it is
       not stored. If a store cannot promise this, its documentation says so.
     - If the store cannot answer, a method raises StorageUnavailable within about five
@@ -178,7 +178,7 @@ class Write:
 
         SQLite then undoes this statement, and not the others of the transaction
         (sqlite.org/lang_conflict.html, ABORT). The schemas refuse what violates the
-        constraints of today. A unique name would be another one.
+        constraints of today. A unique name would be another constraint.
         """
         try:
             self.rows = connection.execute(self.sql, self.values).fetchall()
@@ -203,9 +203,9 @@ class Database:
     second file, the write-ahead log `pets.db-wal`, and copies it into `pets.db` later,
     in a checkpoint. So reads go on during a write.
 
-    If somebody replaces `pets.db`, the WAL of the old file still has the name that
-    belongs to the new one, and SQLite would put its changes into the new one. So before
-    each use, the file at the path is compared with the one that was there at startup.
+    SQLite finds the WAL by its name. If somebody replaces `pets.db`, SQLite would write
+    changes of the old file into the new file. So before each use, the file at the path
+    is compared with the one that was there at startup.
     """
 
     def __init__(self, path: str) -> None:
@@ -215,16 +215,16 @@ class Database:
         self._in_memory = path == ":memory:"
         self._path = path if self._in_memory else os.path.abspath(path)
         # Only the thread that has the lock of a connection may use it. In memory, there
-        # is one connection and one lock. `close` takes both locks, so it takes this one
-        # twice: only an RLock allows that.
+        # is one connection, and one lock with two names. `close` takes both, and an
+        # RLock may be taken twice by one thread.
         self._write_lock = RLock()
-        self._writer: sqlite3.Connection | None = None
         self._read_lock = self._write_lock if self._in_memory else RLock()
+        self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
         self._batch_lock = Lock()
         self._batch = Batch()
-        # Close this connection, because a server may fork after create_app (copy this
-        # process), and SQLite does not support open connections in the copy. `read` and
+        # A server may fork (copy this process) after create_app. SQLite does not
+        # support open connections in the copy. So this one is closed, and `read` and
         # `write` open their own.
         with (
             self._translated_errors(is_opening=True),
@@ -277,7 +277,8 @@ class Database:
             # `write` raises it in each thread of the batch. (BaseException: if this
             # thread gets a KeyboardInterrupt, the others must not wait for good.)
             batch.error = error
-            # If BEGIN has failed, the batch has not ended yet.
+            # If BEGIN has failed, the batch has not ended yet. Otherwise, this ends the
+            # next one early: its first thread commits it all the same.
             self._end_batch()
         finally:
             batch.is_done.set()
@@ -347,7 +348,7 @@ class Database:
         connection = sqlite3.connect(
             self._path,
             timeout=BUSY_TIMEOUT,
-            isolation_level=None,  # `_execute` and `_prepare` begin transactions.
+            isolation_level=None,  # No BEGIN but those of `_execute` and `_prepare`.
             check_same_thread=False,  # The locks let one thread use it at a time.
         )
         # Text is returned as bytes, so that the JSON of a pet is sent as it is.
@@ -421,7 +422,7 @@ class Database:
         except sqlite3.Error as error:
             # An error in how the module sqlite3 is called has no code of SQLite.
             code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
-            # The other bits tell more: 778, for example, is 10 (IOERR) during a write.
+            # The lowest 8 bits are the main code: 778 & 0xFF is 10 (SQLITE_IOERR).
             code &= 0xFF
             if code == sqlite3.SQLITE_ERROR and not is_opening:
                 raise

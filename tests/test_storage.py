@@ -365,9 +365,13 @@ def test_a_file_that_is_exchanged_while_it_is_opened_is_503(
     assert all_pets(file_client) == [pet]
 
 
-@pytest.mark.parametrize("is_replaced", [True, False])
 @pytest.mark.parametrize(
-    ("command", "number"), [(GUNICORN, signal.SIGTERM), (FLASK, signal.SIGINT)]
+    ("command", "number", "is_replaced"),
+    [
+        (GUNICORN, signal.SIGTERM, True),
+        (GUNICORN, signal.SIGTERM, False),
+        (FLASK, signal.SIGINT, True),
+    ],
 )
 def test_a_restart_uses_or_creates_the_file_at_the_path(
     database: Path, command: list[str], number: int, is_replaced: bool
