@@ -38,8 +38,8 @@ GET_PET_HEADERS = {
 RESPONSE_HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
-    # A page of any origin may call the service (CORS). That is safe, because it has to
-    # know the key: browsers send cookies by themselves, but not the key.
+    # A page of any origin may call the service (CORS). That is safe: the page has to
+    # know the key, because browsers add cookies by themselves, but not the key.
     # https://developer.mozilla.org/docs/Web/HTTP/Guides/CORS
     "Access-Control-Allow-Origin": "*",
     "Access-Control-Expose-Headers": "Deprecation, Link, Location, Retry-After, Sunset",
@@ -91,8 +91,8 @@ def create_app(
     app.register_blueprint(v1)
     app.register_blueprint(public)
     app.after_request(add_headers)
-    # For each HTTP error: of Flask, a ServiceError, or a bug. (Flask logs the traceback
-    # of a bug, and turns it into an InternalServerError.)
+    # It handles Flask's HTTP errors, each ServiceError, and bugs. (Flask logs the
+    # traceback of a bug, and turns it into an InternalServerError.)
     app.register_error_handler(HTTPException, errors.error_response)
     app.register_error_handler(StorageUnavailable, errors.unavailable_response)
     return app
@@ -118,7 +118,7 @@ def open_store(app: Flask) -> Store:
     except StorageUnavailable as error:
         raise StartError(f"PETSTORE_DATABASE: {error}.") from error
     except (OSError, TypeError, ValueError) as error:
-        # The default folder cannot be created, or no path can have these characters.
+        # The default folder cannot be created, or the path is not valid.
         reason = f"{error}; set it to the path of a file"
         raise StartError(f"PETSTORE_DATABASE: {reason}.") from error
 

@@ -14,7 +14,7 @@ CHALLENGE = 'Bearer realm="petstore"'
 def parse_keys(setting: object) -> list[bytes]:
     """Return the keys in a comma-separated string.
 
-    Raise ValueError if there is none, or if a header could not carry one of them.
+    Raise ValueError if there is none, or if one contains anything but visible ASCII.
     """
     text = setting if isinstance(setting, str) else ""
     keys = [key.strip() for key in text.split(",") if key.strip()]

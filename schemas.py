@@ -69,8 +69,8 @@ NEW_PET = NewPet(unknown=EXCLUDE)
 def parse_list_query(query_string: bytes) -> Mapping[str, Any]:
     """Return the limit, status and after of a query string.
 
-    The argument is not request.args, because lru_cache needs a value that is hashable.
-    Raise ServiceError (`invalid_query`) if one of them is not valid.
+    Raise ServiceError (`invalid_query`) if a parameter is not valid. The argument is
+    not request.args, which Flask would parse for each request.
     """
     text = query_string.decode(errors="replace")
     # In a dict, the last one of a repeated parameter counts.
@@ -122,7 +122,7 @@ def parse_number(text: str) -> int | float:
     """Return a number. json calls this for one with a fraction or an exponent.
 
     1.0 and 1e3 are integers (JSON Schema Validation, section 6.1.1). From 2^53 on, a
-    float may be rounded. It stays a float, which is never a valid categoryId.
+    float may be rounded. So it is not converted, and categoryId refuses floats.
     """
     number = float(text)
     return int(number) if number.is_integer() and abs(number) < 2**53 else number

@@ -65,7 +65,7 @@ CHECK_ACCESS = (
 )
 # What to do about an error, by SQLite's result code (sqlite.org/rescode.html).
 HINTS = {
-    # Only while a file is opened.
+    # Used only while a file is opened.
     sqlite3.SQLITE_ERROR: "it is not a pet store; choose another file",
     sqlite3.SQLITE_BUSY: "another program uses it",
     sqlite3.SQLITE_FULL: "free some space",
@@ -177,8 +177,8 @@ class Write:
         """Execute the statement. If it violates a constraint, keep the error.
 
         SQLite then undoes this statement, and not the others of the transaction
-        (sqlite.org/lang_conflict.html, ABORT). The schemas refuse what violates the
-        constraints of today. A unique name would be another constraint.
+        (sqlite.org/lang_conflict.html, ABORT). Today, schemas.py refuses such values. A
+        new constraint, such as UNIQUE, needs this method.
         """
         try:
             self.rows = connection.execute(self.sql, self.values).fetchall()
@@ -252,7 +252,7 @@ class Database:
 
         1. Thread A begins a batch, and waits for the lock, which another commit has.
         2. Thread B joins the batch, and waits for A.
-        3. A gets the lock, and ends the batch: thread C begins another one.
+        3. A gets the lock, and closes the batch: thread C begins another one.
         4. A executes both writes, commits, and lets B go on.
         """
         write = Write(sql, values)
@@ -275,11 +275,11 @@ class Database:
                 self._execute(batch)
         except BaseException as error:
             # `write` raises it in each thread of the batch. (BaseException: if this
-            # thread gets a KeyboardInterrupt, the others must not wait for good.)
+            # thread gets a KeyboardInterrupt, the others must not wait forever.)
             batch.error = error
-            # If BEGIN has failed, the batch has not ended yet. Otherwise, this ends the
-            # next one early: its first thread commits it all the same.
-            self._end_batch()
+            # After a failed BEGIN, writes could still join this batch. After a later
+            # error, this closes the next batch early, which does no harm.
+            self._close_batch()
         finally:
             batch.is_done.set()
 
@@ -294,11 +294,11 @@ class Database:
             self._writer.execute("BEGIN IMMEDIATE")
             self._require_same_file()
             # From here on, no write joins this batch: it would not be executed.
-            self._end_batch()
+            self._close_batch()
             for write in batch.writes:
                 write.execute(self._writer)
 
-    def _end_batch(self) -> None:
+    def _close_batch(self) -> None:
         """Let the next write begin another batch."""
         with self._batch_lock:
             self._batch = Batch()
@@ -348,7 +348,7 @@ class Database:
         connection = sqlite3.connect(
             self._path,
             timeout=BUSY_TIMEOUT,
-            isolation_level=None,  # No BEGIN but those of `_execute` and `_prepare`.
+            isolation_level=None,  # Only `_execute` and `_prepare` send BEGIN.
             check_same_thread=False,  # The locks let one thread use it at a time.
         )
         # Text is returned as bytes, so that the JSON of a pet is sent as it is.
@@ -379,7 +379,7 @@ class Database:
                 version = SCHEMA_VERSION
             # Fails if there is no table, or if this user may not write to the file.
             connection.execute(WRITE_PROBE)
-            # Each name is bytes, as in every text that `_connect` returns.
+            # The texts are bytes, because `_connect` sets text_factory.
             rows = connection.execute(SELECT_COLUMNS).fetchall()
             columns = [row[0].decode() for row in rows]
             if version != SCHEMA_VERSION or columns != COLUMNS:
@@ -420,7 +420,7 @@ class Database:
             # The `with` block runs here.
             yield
         except sqlite3.Error as error:
-            # An error in how the module sqlite3 is called has no code of SQLite.
+            # The module raises some errors itself. They have no code of SQLite.
             code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
             # The lowest 8 bits are the main code: 778 & 0xFF is 10 (SQLITE_IOERR).
             code &= 0xFF

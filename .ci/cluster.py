@@ -37,7 +37,7 @@ NUMBERS = [-(2**63), 2**53 + 1, 2**63 - 1]
 def start_nodes(
     rqlited: str, folder: Path, stack: ExitStack
 ) -> dict[str, subprocess.Popen[bytes]]:
-    """Start three nodes, which the stack kills, and return them by HTTP address."""
+    """Start three nodes, and return them by HTTP address. `stack` kills them."""
     # The user `nobody` needs permission to read the program and to write to the folder.
     shutil.copy(rqlited, folder / "rqlited")
     folder.chmod(0o777)

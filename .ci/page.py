@@ -120,7 +120,7 @@ def try_pets(page: Page) -> None:
     assert "\nlocation: " in received
     pet = {"id": 1, "name": MARKUP, "categoryId": -7, "status": "available"}
     assert pet.items() <= json.loads(received.partition("\n\n")[2]).items()
-    # The table stays what List has shown.
+    # Add does not change the table.
     assert page.rows() == []
     page.add(SHELL_CHARACTERS, "2")
     assert json.loads(page.run_curl_line())["name"] == SHELL_CHARACTERS
