@@ -191,6 +191,8 @@ class Batch:
 
     def __init__(self) -> None:
         self.writes: list[Write] = []
+        # How many of the writes have been executed.
+        self.executed = 0
         self.error: BaseException | None = None
         # wait() returns as soon as another thread has called set().
         self.is_done = Event()
@@ -252,8 +254,9 @@ class Database:
 
         1. Thread A begins a batch, and waits for the lock, which another commit has.
         2. Thread B joins the batch, and waits for A.
-        3. A gets the lock, and closes the batch: thread C begins another one.
-        4. A executes both writes, commits, and lets B go on.
+        3. A gets the lock, executes both writes, and closes the batch.
+        4. Thread C begins another batch, and waits for the lock.
+        5. A commits, and lets B go on.
         """
         write = Write(sql, values)
         with self._batch_lock:
@@ -277,9 +280,10 @@ class Database:
             # `write` raises it in each thread of the batch. (BaseException: if this
             # thread gets a KeyboardInterrupt, the others must not wait forever.)
             batch.error = error
-            # After a failed BEGIN, writes could still join this batch. After a later
-            # error, this closes the next batch early, which does no harm.
-            self._close_batch()
+            # The batch may still be open, and no other write may join it now. If COMMIT
+            # has failed, this closes the next batch early, which does no harm.
+            with self._batch_lock:
+                self._batch = Batch()
         finally:
             batch.is_done.set()
 
@@ -293,15 +297,18 @@ class Database:
             # IMMEDIATE: wait for the lock of the file here, not at the first statement.
             self._writer.execute("BEGIN IMMEDIATE")
             self._require_same_file()
-            # From here on, no write joins this batch: it would not be executed.
-            self._close_batch()
-            for write in batch.writes:
+            # More writes may join the batch meanwhile.
+            while write := self._next_write(batch):
                 write.execute(self._writer)
 
-    def _close_batch(self) -> None:
-        """Let the next write begin another batch."""
+    def _next_write(self, batch: Batch) -> Write | None:
+        """Return the next write of a batch. If there is none, close the batch."""
         with self._batch_lock:
-            self._batch = Batch()
+            if batch.executed == len(batch.writes):
+                self._batch = Batch()
+                return None
+            batch.executed += 1
+            return batch.writes[batch.executed - 1]
 
     def close(self) -> None:
         """Copy the WAL into the database, and close the connections.
