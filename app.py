@@ -78,7 +78,8 @@ def create_app(
     PETSTORE_DATABASE in the environment. If `store` is given, DATABASE is ignored.
     Raise StartError if a setting cannot be used.
     """
-    app = Flask(__name__)
+    # Without a static_folder, /static/... is a 404 for every method.
+    app = Flask(__name__, static_folder=None)
     app.config.from_mapping(
         API_KEYS=os.environ.get("PETSTORE_API_KEYS"),
         DATABASE=os.environ.get("PETSTORE_DATABASE"),

@@ -76,6 +76,7 @@ OTHERS = [
     Request("", "OPTIONS", "/v1/pets", 200, options=NO_KEY),
     Request("", "GET", "/v1/store/orders", 404, "not_found", NO_KEY),
     Request("", "OPTIONS", "/v1/store/orders", 404, "not_found", NO_KEY),
+    Request("", "POST", "/static/x", 404, "not_found", NO_KEY),
     Request("", "DELETE", "/v1/pets", 405, "method_not_allowed", NO_KEY),
 ]
 REQUESTS = [*ACCEPTED, *REFUSED, *OTHERS]
