@@ -1,20 +1,18 @@
 """The application: its settings, its routes, and how the other modules are connected.
 
-In all modules, "contract" means the Animal Store Service Interface 1.0.0, which this
-service implements. openapi.json describes the same operations.
+The contract is the Animal Store Service Interface 1.0.0, which this service implements.
+It is not part of this repository, but openapi.json describes the same operations.
 """
 
 import json
 import os
-import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode
 
 from click import ClickException
-from flask import Blueprint, Flask, Response, abort, current_app, request
+from flask import Blueprint, Flask, Response, abort, current_app, request, url_for
 from werkzeug.exceptions import HTTPException
 from werkzeug.http import http_date
 
@@ -24,8 +22,9 @@ import schemas
 from errors import ServiceError
 from storage import PetStore, StorageUnavailable, Store
 
-# The end of getPet (contract, Versioning).
+# Our decision, because the contract names no date: the day of the first version.
 DEPRECATED_AT = datetime(2026, 11, 20, tzinfo=UTC)
+# The contract: "is removed on 5 December 2030. Until then it is available."
 REMOVED_AT = datetime(2030, 12, 5, tzinfo=UTC)
 GET_PET_HEADERS = {
     # @ and the seconds since 1970 (RFC 9745).
@@ -38,21 +37,23 @@ GET_PET_HEADERS = {
 RESPONSE_HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
-    # A page of any origin may call the service (CORS). That is safe: the page has to
-    # know the key, because browsers add cookies by themselves, but not the key.
+    # A page of any origin may call the service (CORS). This is safe: browsers send
+    # cookies automatically, but never this key.
     # https://developer.mozilla.org/docs/Web/HTTP/Guides/CORS
     "Access-Control-Allow-Origin": "*",
     "Access-Control-Expose-Headers": "Deprecation, Link, Location, Retry-After, Sunset",
 }
-# The browser runs only the script and the style in the page itself, and connects only
-# to this service (https://developer.mozilla.org/docs/Web/HTTP/Guides/CSP).
+# The page loads nothing from other hosts, and sends requests to this service only.
+# 'unsafe-inline' allows the script and the style that are part of the page.
+# https://developer.mozilla.org/docs/Web/HTTP/Guides/CSP
 PAGE_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'"
 )
 
-# v1 has what needs a key, public has the rest.
+# v1 has what needs a key, public has the rest. The endpoints of the operations are
+# their names in the contract.
 v1 = Blueprint("v1", __name__, url_prefix="/v1")
 public = Blueprint("public", __name__)
 
@@ -60,8 +61,8 @@ public = Blueprint("public", __name__)
 class StartError(ClickException, RuntimeError):
     """The service cannot start. The message is one line that says why.
 
-    Flask's command line shows a ClickException without a traceback. gunicorn does the
-    same for a RuntimeError while it preloads (gunicorn.conf.py).
+    Each base class has one user: Flask's command line shows a ClickException without a
+    traceback, and gunicorn a RuntimeError while it preloads (gunicorn.conf.py).
     """
 
     def __init__(self, message: str) -> None:
@@ -86,20 +87,22 @@ def create_app(
         MAX_CONTENT_LENGTH=64 * 1024,
     )
     app.config.from_mapping(config)
+    # //v1/pets is a 404. By default, it is a redirect, in HTML.
+    app.url_map.merge_slashes = False
     # app.extensions lives as long as the application. g lives only for one request.
-    app.extensions["api_keys"] = parse_keys(app)
+    app.extensions["api_keys"] = read_api_keys(app)
     app.extensions["store"] = open_store(app) if store is None else store
     app.register_blueprint(v1)
     app.register_blueprint(public)
     app.after_request(add_headers)
-    # It handles Flask's HTTP errors, each ServiceError, and bugs. (Flask logs the
+    # An HTTPException is an error of Flask, a ServiceError, or a bug. (Flask logs the
     # traceback of a bug, and turns it into an InternalServerError.)
     app.register_error_handler(HTTPException, errors.error_response)
     app.register_error_handler(StorageUnavailable, errors.unavailable_response)
     return app
 
 
-def parse_keys(app: Flask) -> list[bytes]:
+def read_api_keys(app: Flask) -> list[bytes]:
     """Return the keys in the setting API_KEYS, or raise StartError."""
     try:
         return auth.parse_keys(app.config["API_KEYS"])
@@ -127,7 +130,8 @@ def open_store(app: Flask) -> Store:
 @v1.before_request
 def check_request() -> None:
     """Refuse an id that no pet can have, and a request without a valid key."""
-    # SQLite's integers have 64 bits.
+    # SQLite's integers have 64 bits. (With <int(max=...):pet_id> instead, this would be
+    # a 405 if another operation had the same path with another method.)
     if request.view_args and request.view_args.get("pet_id", 0) > schemas.MAX_INT64:
         abort(404)
     # Browsers send OPTIONS without the key.
@@ -151,9 +155,6 @@ def add_headers(response: Response) -> Response:
     return response
 
 
-# The endpoints of the operations have the contract's names.
-
-
 @v1.get("/pets", endpoint="listPets")
 def list_pets() -> Response:
     """List animals: one page, with a Link to the next one (RFC 8288)."""
@@ -161,9 +162,8 @@ def list_pets() -> Response:
     page, last_id = get_store().list_page(**query)
     if last_id is None:
         return json_response(page)
-    following = {name: value for name, value in query.items() if value is not None}
-    following["after"] = last_id
-    target = f"{api_path()}/pets?{urlencode(following)}"
+    # url_for leaves out a status that is None.
+    target = url_for(".listPets", **{**query, "after": last_id})
     return json_response(page, headers={"Link": f'<{target}>; rel="next"'})
 
 
@@ -172,16 +172,18 @@ def create_pet() -> Response:
     """Add an animal."""
     new_pet = schemas.parse_body(schemas.NEW_PET)
     pet_id, pet = get_store().add(**new_pet)
-    return json_response(pet, 201, {"Location": f"{api_path()}/pets/{pet_id}"})
+    if now() >= REMOVED_AT:
+        return json_response(pet, 201)
+    return json_response(pet, 201, {"Location": url_for(".getPet", pet_id=pet_id)})
 
 
 @v1.get("/pets/<int:pet_id>", endpoint="getPet")
 def get_pet(pet_id: int) -> Response:
     """Get an animal. Deprecated: from 5 December 2030 on, the answer is 410."""
-    pets = f"{api_path()}/pets"
+    pets = url_for(".listPets")
     # RFC 5829 defines successor-version.
     headers = {**GET_PET_HEADERS, "Link": f'<{pets}>; rel="successor-version"'}
-    if time.time() >= REMOVED_AT.timestamp():
+    if now() >= REMOVED_AT:
         message = f"Use GET {pets} with a status filter instead."
         raise ServiceError("gone", message, 410, headers)
     pet = get_store().get(pet_id)
@@ -195,15 +197,15 @@ def get_openapi() -> Response:
     """Return openapi.json, with the prefix of this service in `servers`."""
     with current_app.open_resource("openapi.json") as file:
         document = json.load(file)
-    document["servers"] = [{"url": api_path()}]
-    return json_response(json.dumps(document, separators=(",", ":")).encode())
+    document["servers"] = [{"url": url_for("v1.listPets").removesuffix("/pets")}]
+    return json_response(json.dumps(document, separators=(",", ":")))
 
 
 @public.get("/healthz")
 def get_health() -> Response:
     """Return 200 if the store answers a query."""
     get_store().check()
-    return json_response(b'{"status":"ok"}')
+    return json_response('{"status":"ok"}')
 
 
 @public.get("/")
@@ -213,12 +215,9 @@ def get_page() -> Response:
         return Response(file.read(), headers={"Content-Security-Policy": PAGE_POLICY})
 
 
-def api_path() -> str:
-    """Return the path of the API: /v1, after the prefix of this service.
-
-    With url_for instead, listPets would take a tenth longer.
-    """
-    return f"{quote(request.root_path)}/v1"
+def now() -> datetime:
+    """Return the time. The tests replace this function."""
+    return datetime.now(UTC)
 
 
 def get_store() -> Store:
@@ -228,7 +227,7 @@ def get_store() -> Store:
 
 
 def json_response(
-    body: bytes, status: int = 200, headers: Mapping[str, str] | None = None
+    body: str, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
     """Return a response with a body that is JSON already."""
-    return Response(body + b"\n", status, headers, content_type="application/json")
+    return Response(body + "\n", status, headers, content_type="application/json")

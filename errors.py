@@ -1,4 +1,4 @@
-"""The Error body (contract, Errors), and every response that has one.
+"""The Error body (code, message and status), and every response that has one.
 
 Werkzeug's HTTP errors: https://werkzeug.palletsprojects.com/en/stable/exceptions/
 """
@@ -6,18 +6,9 @@ Werkzeug's HTTP errors: https://werkzeug.palletsprojects.com/en/stable/exception
 import json
 from collections.abc import Mapping
 
-from flask import current_app
+from flask import current_app, request, url_for
 from werkzeug import Response
 from werkzeug.exceptions import HTTPException
-
-# The code and message of errors that Flask and Werkzeug raise. An error that is not
-# listed here has Werkzeug's name and description.
-STANDARD_ERRORS = {
-    404: ("not_found", "Nothing is at this path. See /v1/openapi.json for the paths."),
-    405: ("method_not_allowed", "Send one of the methods in the header Allow."),
-    413: ("body_too_large", "Send a body of at most 65,536 bytes."),
-    500: ("internal_error", "The service failed. Its log says why."),
-}
 
 
 class ServiceError(HTTPException):
@@ -44,13 +35,21 @@ def error_response(error: HTTPException) -> Response:
     """Return the Error body for an HTTP error."""
     # Werkzeug's own response has the status, and headers such as Allow.
     response = error.get_response()
+    code = error.name.lower().replace(" ", "_")
     message = str(error.description)
     if isinstance(error, ServiceError):
         code = error.error_code
         response.headers.update(error.headers)
-    else:
-        default = (error.name.lower().replace(" ", "_"), message)
-        code, message = STANDARD_ERRORS.get(response.status_code, default)
+    elif error.code == 404:
+        document = url_for("public.getOpenapi")
+        message = f"Nothing is at this path. See {document} for the paths."
+    elif error.code == 405:
+        message = f"Send one of the methods {', '.join(sorted(response.allow))}."
+    elif error.code == 413:
+        code = "body_too_large"
+        message = f"Send a body of at most {request.max_content_length:,} bytes."
+    elif error.code == 500:
+        code, message = "internal_error", "The service failed. Its log says why."
     body = {"code": code, "message": message, "status": response.status_code}
     response.data = json.dumps(body, separators=(",", ":")) + "\n"
     response.content_type = "application/json"

@@ -3,11 +3,12 @@
 import os
 import sqlite3
 import weakref
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from threading import Event, Lock, RLock
-from typing import Any, Protocol
+from typing import Any
 
 # The user_version of the file, a number that SQLite leaves to the application.
 SCHEMA_VERSION = 1
@@ -24,8 +25,6 @@ CREATE_TABLE = """
 # The index finds a page of one status, in the order of the ids: every index of SQLite
 # contains the id, too.
 CREATE_INDEX = "CREATE INDEX IF NOT EXISTS pets_by_status ON pets (status)"
-COLUMNS = ["id INTEGER", "name TEXT", "category_id INTEGER", "status TEXT"]
-SELECT_COLUMNS = "SELECT name || ' ' || type FROM pragma_table_info('pets')"
 
 # Values are never part of the SQL: they are parameters (:name). The f-strings contain
 # constants only. SQLite renders the JSON of 100 pets in half the time that
@@ -50,24 +49,25 @@ SELECT_PAGE_OF_STATUS = f"""
     WHERE status = :status AND id > :after
     ORDER BY id LIMIT :limit + 1
 """
-# The first fails if the table cannot be read, the second if it cannot be written to:
-# SQLite takes the write lock, although no row is deleted.
+# A probe tries an access, and changes no pet. The first one fails if the table cannot
+# be read, the second if it has other columns or cannot be written to.
 READ_PROBE = "SELECT id FROM pets LIMIT 1"
-WRITE_PROBE = "DELETE FROM pets WHERE false"
+WRITE_PROBE = """
+    INSERT INTO pets SELECT id, name, category_id, status FROM pets WHERE false
+"""
 
-# Seconds that SQLite waits for a lock of another program. A write may wait twice as
-# long: while the batch before it waits, and then in its own batch.
+# Seconds that SQLite waits for a lock of another program.
 BUSY_TIMEOUT = 2.0
 
 CHECK_ACCESS = (
     "it must be a file in an existing folder, and this user must be allowed to write "
     "to the file and to the folder"
 )
-# What to do about an error, by SQLite's result code (sqlite.org/rescode.html).
+# What to do about an error that is not a bug, by SQLite's result code
+# (sqlite.org/rescode.html).
 HINTS = {
-    # Used only while a file is opened.
-    sqlite3.SQLITE_ERROR: "it is not a pet store; choose another file",
     sqlite3.SQLITE_BUSY: "another program uses it",
+    sqlite3.SQLITE_PROTOCOL: "another program uses it",
     sqlite3.SQLITE_FULL: "free some space",
     sqlite3.SQLITE_IOERR: "the disk may be full or failing",
     sqlite3.SQLITE_CORRUPT: "restore a backup",
@@ -84,14 +84,14 @@ class StorageUnavailable(Exception):
     """The store cannot do what it was asked. The message says why."""
 
 
-class Store(Protocol):
+class Store(ABC):
     """What the application needs to store pets.
 
-    A Protocol lists methods, without their code, and mypy checks that each store has
-    them. A store also has to keep these promises:
+    An abstract base class (ABC) lists methods. Python refuses to create a store that
+    lacks one of them. A store also has to keep these promises:
 
     - Any number of threads may call the methods at once.
-    - The JSON of a pet is bytes: an object with id, name, categoryId and status.
+    - The JSON of a pet is an object with id, name, categoryId and status.
     - A name is any string that UTF-8 can encode, U+0000 included. A category id is any
       64-bit integer. Both are returned exactly as they were given.
     - Ids grow, and none is used again. Pets appear in the order of their ids: if pet 7
@@ -103,21 +103,25 @@ class Store(Protocol):
       seconds.
     """
 
+    @abstractmethod
     def list_page(
         self, *, limit: int, status: str | None, after: int
-    ) -> tuple[bytes, int | None]:
+    ) -> tuple[str, int | None]:
         """Return a page as a JSON array, and its last id if another page follows.
 
         The page has at most `limit` pets, ordered by id. Each id is larger than
         `after`. If `status` is not None, each pet has this status.
         """
 
-    def add(self, *, name: str, category_id: int, status: str) -> tuple[int, bytes]:
+    @abstractmethod
+    def add(self, *, name: str, category_id: int, status: str) -> tuple[int, str]:
         """Store a pet, and return its id and its JSON."""
 
-    def get(self, pet_id: int) -> bytes | None:
+    @abstractmethod
+    def get(self, pet_id: int) -> str | None:
         """Return the JSON of a pet, or None if no pet has this id."""
 
+    @abstractmethod
     def check(self) -> None:
         """Raise StorageUnavailable if the store cannot answer a query."""
 
@@ -138,23 +142,23 @@ class PetStore(Store):
 
     def list_page(
         self, *, limit: int, status: str | None, after: int
-    ) -> tuple[bytes, int | None]:
+    ) -> tuple[str, int | None]:
         """Return a page as a JSON array, and its last id if another page follows."""
         sql = SELECT_PAGE if status is None else SELECT_PAGE_OF_STATUS
         values = {"limit": limit, "status": status, "after": after}
         rows = self._database.read(sql, values)
         last_id = rows[limit - 1][0] if len(rows) > limit else None
-        page = b"[" + b",".join([pet for _, pet in rows[:limit]]) + b"]"
-        return page, last_id
+        page = ",".join([pet for _, pet in rows[:limit]])
+        return f"[{page}]", last_id
 
-    def add(self, *, name: str, category_id: int, status: str) -> tuple[int, bytes]:
+    def add(self, *, name: str, category_id: int, status: str) -> tuple[int, str]:
         """Store a pet on the disk, and return its id and its JSON."""
         values = {"name": name, "category_id": category_id, "status": status}
         rows = self._database.write(INSERT_PET, values)
         pet_id, pet = rows[0]
         return pet_id, pet
 
-    def get(self, pet_id: int) -> bytes | None:
+    def get(self, pet_id: int) -> str | None:
         """Return the JSON of a pet, or None if no pet has this id."""
         rows = self._database.read(SELECT_PET, {"id": pet_id})
         return rows[0][0] if rows else None
@@ -162,6 +166,161 @@ class PetStore(Store):
     def check(self) -> None:
         """Raise StorageUnavailable if SQLite cannot answer a query."""
         self._database.read(READ_PROBE, {})
+
+
+def find_hint(error: sqlite3.Error) -> str | None:
+    """Return what to do about an error of SQLite, or None if HINTS does not list it."""
+    # The module sqlite3 raises some errors itself. They have no code of SQLite.
+    code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+    # The lowest 8 bits are the main code: 778 & 0xFF is 10 (SQLITE_IOERR).
+    return HINTS.get(code & 0xFF)
+
+
+class SharedConnection:
+    """A connection to an SQLite database, for one thread at a time.
+
+        with shared_connection as connection:
+            rows = connection.execute(sql).fetchall()
+
+    `with` calls `__enter__`, which waits until no other thread uses the connection, and
+    after the block `__exit__`.
+
+    The file is in WAL mode (sqlite.org/wal.html): SQLite appends each commit to a
+    second file, the write-ahead log `pets.db-wal`, and copies it into `pets.db` later,
+    in a checkpoint. So reads go on during a write.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Create the schema in an empty file, or check that it is there.
+
+        Raise StorageUnavailable if the file cannot be used.
+        """
+        self.in_memory = path == ":memory:"
+        self._path = path if self.in_memory else os.path.abspath(path)
+        # Only the thread that has this lock may use the connection. An RLock can be
+        # taken twice by one thread, as in Database.close.
+        self.lock = RLock()
+        self._connection: sqlite3.Connection | None = None
+        # A server may fork (copy this process) before the first request. SQLite does
+        # not support open connections in the copy, so this one is closed again.
+        try:
+            with closing(self._open()) as connection:
+                self._prepare_schema(connection)
+                # The file is busy if another process that starts now does the same.
+                with suppress(sqlite3.OperationalError):
+                    connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.Error as error:
+            # An unknown error is not a bug here: the file may have any content.
+            hint = find_hint(error) or "it is not a pet store; choose another file"
+            raise self._unavailable(f"{error}; {hint}") from error
+        self._file_at_startup = self._file_at_path()
+
+    def __enter__(self) -> sqlite3.Connection:
+        """Take the lock, and return the connection. Open it before its first use."""
+        self.lock.acquire()
+        try:
+            self._require_same_file()
+            if self._connection is None:
+                self._connection = self._open()
+            return self._connection
+        except BaseException as error:
+            # `with` calls `__exit__` only if this method returns.
+            self.__exit__(type(error), error, None)
+            raise
+
+    def __exit__(
+        self, error_type: object, error: BaseException | None, traceback: object
+    ) -> None:
+        """Release the lock. Turn an error that has a hint into StorageUnavailable.
+
+        Any other error is a bug, for example an error in the SQL. It is not changed.
+        """
+        self.lock.release()
+        if isinstance(error, sqlite3.Error) and (hint := find_hint(error)):
+            raise self._unavailable(f"{error}; {hint}") from error
+
+    def close(self) -> None:
+        """Copy the WAL into the file, and close the connection.
+
+        SQLite copies the WAL when the last connection is closed. But if the file was
+        moved, SQLite leaves the WAL at the old path, and applies it to the next file
+        there. So this method copies and empties the WAL itself.
+        """
+        with self.lock:
+            if self._connection is not None:
+                with suppress(sqlite3.Error):
+                    self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                self._connection.close()
+                self._connection = None
+
+    def _open(self) -> sqlite3.Connection:
+        """Return a new connection. In memory, its database is new as well."""
+        connection = sqlite3.connect(
+            self._path,
+            timeout=BUSY_TIMEOUT,
+            isolation_level=None,  # Only this module sends BEGIN.
+            check_same_thread=False,  # The lock lets one thread use it at a time.
+        )
+        try:
+            # COMMIT returns after the WAL is on the disk.
+            connection.execute("PRAGMA synchronous = FULL")
+            if self.in_memory:
+                self._prepare_schema(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _prepare_schema(self, connection: sqlite3.Connection) -> None:
+        """Create the schema in an empty database, or check that it is there."""
+        # At the end of the block, the connection commits what BEGIN has begun. After an
+        # error, it rolls back.
+        with connection:
+            # Several processes may start at once: the first one creates the schema, and
+            # the others wait here.
+            connection.execute("BEGIN IMMEDIATE")
+            [version] = connection.execute("PRAGMA user_version").fetchone()
+            tables = connection.execute("SELECT name FROM sqlite_schema").fetchall()
+            if version == 0 and not tables:
+                connection.execute(CREATE_TABLE)
+                connection.execute(CREATE_INDEX)
+                connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+                version = SCHEMA_VERSION
+            if version != SCHEMA_VERSION:
+                raise self._unavailable(
+                    f"it is not a pet store of version {SCHEMA_VERSION} (its "
+                    f"user_version is {version}); choose another file, or upgrade this "
+                    "one"
+                )
+            connection.execute(WRITE_PROBE)
+
+    def _require_same_file(self) -> None:
+        """Raise StorageUnavailable if another file or none is at the path.
+
+        SQLite finds the WAL by its name. If somebody replaces `pets.db`, SQLite would
+        write changes of the old file into the new file.
+        """
+        if self._file_at_path() != self._file_at_startup:
+            raise self._unavailable(
+                "the file was moved, removed or replaced; put it back, or restart the "
+                "service, which then uses or creates the file at this path"
+            )
+
+    def _file_at_path(self) -> tuple[int, int] | None:
+        """Return the device and inode of the file, or None if there is no file.
+
+        They stay the same when a file is moved. In memory, there is no file.
+        """
+        if self.in_memory:
+            return None
+        try:
+            status = os.stat(self._path)
+        except OSError:
+            return None
+        return status.st_dev, status.st_ino
+
+    def _unavailable(self, reason: str) -> StorageUnavailable:
+        return StorageUnavailable(f"{self._path}: {reason}")
 
 
 @dataclass
@@ -191,59 +350,31 @@ class Batch:
 
     def __init__(self) -> None:
         self.writes: list[Write] = []
-        # How many of the writes have been executed.
-        self.executed = 0
         self.error: BaseException | None = None
         # wait() returns as soon as another thread has called set().
         self.is_done = Event()
 
 
 class Database:
-    """An SQLite database with one connection for reads and one for writes.
-
-    The file is in WAL mode (sqlite.org/wal.html): SQLite appends each commit to a
-    second file, the write-ahead log `pets.db-wal`, and copies it into `pets.db` later,
-    in a checkpoint. So reads go on during a write.
-
-    SQLite finds the WAL by its name. If somebody replaces `pets.db`, SQLite would write
-    changes of the old file into the new file. So before each use, the file at the path
-    is compared with the one that was there at startup.
-    """
+    """An SQLite database with one connection for reads and one for writes."""
 
     def __init__(self, path: str) -> None:
         if sqlite3.sqlite_version_info < (3, 38):
             found = sqlite3.sqlite_version
             raise StorageUnavailable(f"SQLite is {found}, but 3.38 or newer is needed")
-        self._in_memory = path == ":memory:"
-        self._path = path if self._in_memory else os.path.abspath(path)
-        # Only the thread that has the lock of a connection may use it. In memory, there
-        # is one connection, and one lock with two names. `close` takes both, and an
-        # RLock may be taken twice by one thread.
-        self._write_lock = RLock()
-        self._read_lock = self._write_lock if self._in_memory else RLock()
-        self._writer: sqlite3.Connection | None = None
-        self._reader: sqlite3.Connection | None = None
-        self._batch_lock = Lock()
-        self._batch = Batch()
-        # A server may fork (copy this process) after create_app. SQLite does not
-        # support open connections in the copy. So this one is closed, and `read` and
-        # `write` open their own.
-        with (
-            self._translated_errors(is_opening=True),
-            closing(self._connect()) as connection,
-        ):
-            self._prepare(connection)
-            # The file stays in WAL mode. In memory, SQLite ignores this.
-            connection.execute("PRAGMA journal_mode = WAL")
-        self._file_at_startup = self._file_at_path()
+        self._writer = SharedConnection(path)
+        # Each connection in memory has a database of its own, so there is only one.
+        in_memory = self._writer.in_memory
+        self._reader = self._writer if in_memory else SharedConnection(path)
+        # The batch that the next write joins. If it is None, the write begins one.
+        self._joinable: Batch | None = None
+        # Only the thread that has this lock may use `_joinable`.
+        self._joining = Lock()
 
     def read(self, sql: str, values: Values) -> Rows:
         """Return the rows of a query."""
-        with self._read_lock, self._translated_errors():
-            self._require_same_file()
-            if not self._reader:
-                self._reader = self._open(READ_PROBE)
-            return self._reader.execute(sql, values).fetchall()
+        with self._reader as connection:
+            return connection.execute(sql, values).fetchall()
 
     def write(self, sql: str, values: Values) -> Rows:
         """Return the rows of a statement once its changes are on the disk.
@@ -252,15 +383,17 @@ class Database:
         many statements it has. So threads that write at the same time share a commit
         (group commit):
 
-        1. Thread A begins a batch, and waits for the lock, which another commit has.
+        1. Thread A begins a batch, and waits for the writer, which another commit uses.
         2. Thread B joins the batch, and waits for A.
-        3. A gets the lock, executes both writes, and closes the batch.
-        4. Thread C begins another batch, and waits for the lock.
+        3. A gets the writer, lets no more writes join, and executes both writes.
+        4. Thread C begins another batch, and waits for the writer.
         5. A commits, and lets B go on.
         """
         write = Write(sql, values)
-        with self._batch_lock:
-            batch = self._batch
+        with self._joining:
+            if self._joinable is None:
+                self._joinable = Batch()
+            batch = self._joinable
             batch.writes.append(write)
             is_first = len(batch.writes) == 1
         if is_first:
@@ -271,171 +404,34 @@ class Database:
         return write.rows
 
     def _commit(self, batch: Batch) -> None:
-        """Commit a batch, and let its threads go on."""
+        """Commit a batch, and let its threads go on. The batch keeps any error."""
         try:
-            # While this thread waits for the lock, other threads join the batch.
-            with self._write_lock, self._translated_errors():
-                self._execute(batch)
+            # While this thread waits for the writer, other writes join the batch.
+            with self._writer as connection:
+                # At the end of this block, the connection commits or rolls back.
+                with connection:
+                    # IMMEDIATE: wait for the file's lock here, not at a statement.
+                    connection.execute("BEGIN IMMEDIATE")
+                    self._stop_joining(batch)
+                    for write in batch.writes:
+                        write.execute(connection)
         except BaseException as error:
-            # `write` raises it in each thread of the batch. (BaseException: if this
-            # thread gets a KeyboardInterrupt, the others must not wait forever.)
             batch.error = error
-            # The batch may still be open, and no other write may join it now. If COMMIT
-            # has failed, this closes the next batch early, which does no harm.
-            with self._batch_lock:
-                self._batch = Batch()
         finally:
+            # If BEGIN has failed, writes can still join the batch.
+            self._stop_joining(batch)
             batch.is_done.set()
 
-    def _execute(self, batch: Batch) -> None:
-        """Execute the writes of a batch in one transaction."""
-        if not self._writer:
-            self._writer = self._open(WRITE_PROBE)
-        # At the end of the block, the connection commits what BEGIN has begun. After an
-        # error, it rolls back.
-        with self._writer:
-            # IMMEDIATE: wait for the lock of the file here, not at the first statement.
-            self._writer.execute("BEGIN IMMEDIATE")
-            self._require_same_file()
-            # More writes may join the batch meanwhile.
-            while write := self._next_write(batch):
-                write.execute(self._writer)
-
-    def _next_write(self, batch: Batch) -> Write | None:
-        """Return the next write of a batch. If there is none, close the batch."""
-        with self._batch_lock:
-            if batch.executed == len(batch.writes):
-                self._batch = Batch()
-                return None
-            batch.executed += 1
-            return batch.writes[batch.executed - 1]
+    def _stop_joining(self, batch: Batch) -> None:
+        """Let no more writes join this batch: the next write begins another one."""
+        with self._joining:
+            if self._joinable is batch:
+                self._joinable = None
 
     def close(self) -> None:
-        """Copy the WAL into the database, and close the connections.
-
-        SQLite copies the WAL when the last connection is closed. But if the file was
-        moved, SQLite leaves the WAL at the old path, and applies it to the next file
-        there. So this method copies and empties the WAL itself.
-        """
-        with self._write_lock, self._read_lock:
-            # A set, because in memory both are the same.
-            for connection in {self._reader, self._writer}:
-                if connection:
-                    with suppress(sqlite3.Error):
-                        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-                    connection.close()
-            self._reader = self._writer = None
-
-    def _open(self, probe: str) -> sqlite3.Connection:
-        """Return a connection to the file that was there at startup.
-
-        If the probe fails, the connection is not kept: one that was opened while the
-        disk was read-only would stay read-only.
-        """
-        # Check this first, because SQLite would apply the WAL to a wrong file. Check it
-        # again below, because the file may have been replaced meanwhile.
-        self._require_same_file()
-        with self._translated_errors(is_opening=True):
-            connection = self._connect()
-            try:
-                if self._in_memory:
-                    # In memory, each connection has a database of its own. So this one
-                    # becomes the reader and the writer.
-                    self._prepare(connection)
-                    self._reader = self._writer = connection
-                connection.execute(probe).fetchall()
-                self._require_same_file()
-            except BaseException:
-                connection.close()
-                raise
-        return connection
-
-    def _connect(self) -> sqlite3.Connection:
-        """Open what is at the path."""
-        connection = sqlite3.connect(
-            self._path,
-            timeout=BUSY_TIMEOUT,
-            isolation_level=None,  # Only `_execute` and `_prepare` send BEGIN.
-            check_same_thread=False,  # The locks let one thread use it at a time.
-        )
-        # Text is returned as bytes, so that the JSON of a pet is sent as it is.
-        connection.text_factory = bytes
-        try:
-            # COMMIT returns after the WAL is on the disk.
-            connection.execute("PRAGMA synchronous = FULL")
-        except sqlite3.Error:
-            connection.close()
-            raise
-        return connection
-
-    def _prepare(self, connection: sqlite3.Connection) -> None:
-        """Create the schema in an empty database, or check that it is there."""
-
-        def select(sql: str) -> Any:
-            return connection.execute(sql).fetchone()[0]
-
-        with connection:
-            # Several processes may start at once: the first one creates the schema, and
-            # the others wait here.
-            connection.execute("BEGIN IMMEDIATE")
-            version = select("PRAGMA user_version")
-            if version == 0 and select("SELECT count(*) FROM sqlite_schema") == 0:
-                connection.execute(CREATE_TABLE)
-                connection.execute(CREATE_INDEX)
-                connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-                version = SCHEMA_VERSION
-            # Fails if there is no table, or if this user may not write to the file.
-            connection.execute(WRITE_PROBE)
-            # The texts are bytes, because `_connect` sets text_factory.
-            rows = connection.execute(SELECT_COLUMNS).fetchall()
-            columns = [row[0].decode() for row in rows]
-            if version != SCHEMA_VERSION or columns != COLUMNS:
-                found = f"user_version is {version}, and its columns are "
-                found += ", ".join(columns)
-                raise self._unavailable(
-                    f"it is not a pet store of version {SCHEMA_VERSION} (its {found}); "
-                    "choose another file, or upgrade this one"
-                )
-
-    def _file_at_path(self) -> tuple[int, int] | None:
-        """Return the device and inode of the file, or None if there is no file.
-
-        They stay the same when a file is moved. In memory, there is never a file.
-        """
-        try:
-            status = os.stat(self._path)
-        except OSError:
-            return None
-        return status.st_dev, status.st_ino
-
-    def _require_same_file(self) -> None:
-        """Raise StorageUnavailable if another file or none is at the path."""
-        if self._file_at_path() != self._file_at_startup:
-            raise self._unavailable(
-                "the file was moved, removed or replaced; put it back, or restart the "
-                "service, which then uses or creates the file at this path"
-            )
-
-    @contextmanager
-    def _translated_errors(self, is_opening: bool = False) -> Iterator[None]:
-        """Turn an error of SQLite into StorageUnavailable. Let a bug pass.
-
-        SQLITE_ERROR is a bug: an error in the SQL. But while a file is opened, it means
-        that the file is not a pet store.
-        """
-        try:
-            # The `with` block runs here.
-            yield
-        except sqlite3.Error as error:
-            # The module raises some errors itself. They have no code of SQLite.
-            code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
-            # The lowest 8 bits are the main code: 778 & 0xFF is 10 (SQLITE_IOERR).
-            code &= 0xFF
-            if code == sqlite3.SQLITE_ERROR and not is_opening:
-                raise
-            hint = HINTS.get(code)
-            reason = f"{error}; {hint}" if hint else str(error)
-            raise self._unavailable(reason) from error
-
-    def _unavailable(self, reason: str) -> StorageUnavailable:
-        return StorageUnavailable(f"{self._path}: {reason}")
+        """Close both connections. The next use opens them again."""
+        # The writer's lock: before SQLite 3.51.3, a checkpoint of the reader during a
+        # write can lose a commit (sqlite.org/wal.html, section 11).
+        with self._writer.lock:
+            self._writer.close()
+            self._reader.close()

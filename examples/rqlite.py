@@ -62,15 +62,15 @@ class RqliteStore(storage.Store):
 
     def list_page(
         self, *, limit: int, status: str | None, after: int
-    ) -> tuple[bytes, int | None]:
+    ) -> tuple[str, int | None]:
         """Return a page as a JSON array, and its last id if another page follows."""
         sql = storage.SELECT_PAGE if status is None else storage.SELECT_PAGE_OF_STATUS
         rows = self._execute(sql, limit=limit, status=status, after=after)
-        page = "[" + ",".join([pet for _, pet in rows[:limit]]) + "]"
         last_id = rows[limit - 1][0] if len(rows) > limit else None
-        return page.encode(), last_id
+        page = ",".join([pet for _, pet in rows[:limit]])
+        return f"[{page}]", last_id
 
-    def add(self, *, name: str, category_id: int, status: str) -> tuple[int, bytes]:
+    def add(self, *, name: str, category_id: int, status: str) -> tuple[int, str]:
         """Store a pet, and return its id and its JSON."""
         # Since version 8.31, rqlite reads a text like x'41' as a BLOB. So the name is
         # sent as plain hexadecimal digits.
@@ -79,12 +79,12 @@ class RqliteStore(storage.Store):
             sql, name=name.encode().hex(), category_id=category_id, status=status
         )
         pet_id, pet = rows[0]
-        return pet_id, pet.encode()
+        return pet_id, pet
 
-    def get(self, pet_id: int) -> bytes | None:
+    def get(self, pet_id: int) -> str | None:
         """Return the JSON of a pet, or None if no pet has this id."""
         rows = self._execute(storage.SELECT_PET, id=pet_id)
-        return rows[0][0].encode() if rows else None
+        return rows[0][0] if rows else None
 
     def check(self) -> None:
         """Raise StorageUnavailable if the cluster cannot answer a query."""
@@ -111,7 +111,8 @@ class RqliteStore(storage.Store):
         node, connection = self._connect()
         try:
             return post(connection, statements)
-        except (OSError, HTTPException) as error:
+        # ValueError and LookupError: the answer is not rqlite's JSON.
+        except (OSError, HTTPException, ValueError, LookupError) as error:
             self._move_to_end(node)
             raise StorageUnavailable(f"{node}: {error}") from error
         finally:
@@ -123,7 +124,7 @@ class RqliteStore(storage.Store):
             connection = HTTPConnection(node, timeout=CONNECT_TIMEOUT)
             try:
                 connection.connect()
-            except OSError:
+            except (OSError, ValueError):  # ValueError: the name is not valid.
                 self._move_to_end(node)
             else:
                 connection.sock.settimeout(ANSWER_TIMEOUT)

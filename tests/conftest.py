@@ -1,21 +1,19 @@
 """Fixtures: clients of the application, and what every test needs."""
 
 import sys
-import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from flask.testing import FlaskClient
 
+import app
 from tests.helpers import create_client
 
 # These files need Linux.
 LINUX = ["test_storage.py", "test_server.py"]
 LINUX += ["test_server_document.py", "test_readme.py"]
 collect_ignore = [] if sys.platform == "linux" else LINUX
-
-# Seconds since 1970: 1 January 2027.
-BEFORE_REMOVAL = 1798761600.0
 
 
 @pytest.fixture(autouse=True)
@@ -27,8 +25,8 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def before_removal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set the clock to a time before the removal of getPet."""
-    monkeypatch.setattr(time, "time", lambda: BEFORE_REMOVAL)
+    """Let the application believe that getPet has not been removed yet."""
+    monkeypatch.setattr(app, "now", lambda: datetime(2027, 1, 1, tzinfo=UTC))
 
 
 @pytest.fixture

@@ -5,11 +5,13 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from email.message import Message
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,7 +35,7 @@ class Response(NamedTuple):
     """A response: its status, its headers and its parsed body."""
 
     status: int
-    headers: Mapping[str, str]
+    headers: Message
     body: Any
 
 
@@ -112,7 +114,7 @@ class Service:
         connection.connect()
         with connection.sock as sock:
             sock.sendall(data)
-            sock.shutdown(1)
+            sock.shutdown(socket.SHUT_WR)
             return b"".join(iter(lambda: sock.recv(65_536), b""))
 
     def stop(self, number: int = signal.SIGTERM) -> int:

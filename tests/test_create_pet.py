@@ -103,7 +103,7 @@ def test_every_invalid_member_is_named(
 def test_any_other_category_id_is_refused(client: FlaskClient, value: str) -> None:
     response = post(client, '{"name": "Rex", "categoryId": ' + value + "}")
     message = assert_error(response, 400, "invalid_body")
-    assert message == "categoryId: Not a valid integer."
+    assert message == "categoryId: Must be an integer, in JSON without quotes."
 
 
 @pytest.mark.parametrize("body", ["[]", "null", "1", '"Rex"'])

@@ -42,7 +42,7 @@ def test_another_method_is_refused_with_the_methods_of_the_path(
 ) -> None:
     response = client.delete("/v1/pets")
     message = assert_error(response, 405, "method_not_allowed")
-    assert message == "Send one of the methods in the header Allow."
+    assert message == "Send one of the methods GET, HEAD, OPTIONS, POST."
     assert set(response.allow) == {"GET", "HEAD", "OPTIONS", "POST"}
 
 
@@ -57,8 +57,18 @@ def test_options_answers_a_preflight_request(anonymous: FlaskClient) -> None:
 
 
 def test_an_unknown_path_is_not_found(client: FlaskClient) -> None:
-    message = assert_error(client.get("/v1/store/orders"), 404, "not_found")
-    assert message == "Nothing is at this path. See /v1/openapi.json for the paths."
+    for prefix in ("", "/store"):
+        environ = {"SCRIPT_NAME": prefix}
+        response = client.get("/v1/store/orders", environ_overrides=environ)
+        message = assert_error(response, 404, "not_found")
+        document = f"{prefix}/v1/openapi.json"
+        assert message == f"Nothing is at this path. See {document} for the paths."
+
+
+def test_the_limit_of_the_body_is_a_setting(client: FlaskClient) -> None:
+    client.application.config["MAX_CONTENT_LENGTH"] = 10
+    message = assert_error(post_pet(client), 413, "body_too_large")
+    assert message == "Send a body of at most 10 bytes."
 
 
 def test_the_health_check_is_ok(anonymous: FlaskClient) -> None:

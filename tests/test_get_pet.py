@@ -1,16 +1,16 @@
 """getPet: found, not found, deprecated, and gone."""
 
-import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from tests.helpers import add_pet, assert_error, other_program
+import app
+from tests.helpers import add_pet, assert_error, other_program, post_pet
 
-# 5 December 2030, 00:00 GMT, in seconds since 1970.
-REMOVAL = 1922659200.0
+REMOVAL = datetime(2030, 12, 5, tzinfo=UTC)
 
 
 def assert_deprecated(response: TestResponse) -> None:
@@ -55,18 +55,28 @@ def test_ids_end_at_the_largest_int64(file_client: FlaskClient, database: Path) 
     pet = add_pet(file_client)
     assert pet["id"] == 9223372036854775807
     assert file_client.get("/v1/pets/9223372036854775807").get_json() == pet
+    assert_error(post_pet(file_client), 503, "storage_unavailable")
 
 
 def test_get_pet_is_gone_from_5_december_2030_on(
     client: FlaskClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pet = add_pet(client)
-    monkeypatch.setattr(time, "time", lambda: REMOVAL - 0.001)
+    monkeypatch.setattr(app, "now", lambda: REMOVAL - timedelta(milliseconds=1))
     assert client.get("/v1/pets/1").get_json() == pet
-    monkeypatch.setattr(time, "time", lambda: REMOVAL)
+    monkeypatch.setattr(app, "now", lambda: REMOVAL)
     for pet_id in (1, 2):
         response = client.get(f"/v1/pets/{pet_id}")
         message = assert_error(response, 410, "gone")
         assert message == "Use GET /v1/pets with a status filter instead."
         assert_deprecated(response)
     assert client.get("/v1/pets").get_json() == [pet]
+
+
+def test_a_new_pet_has_no_location_once_get_pet_is_gone(
+    client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "now", lambda: REMOVAL)
+    response = post_pet(client)
+    assert response.status_code == 201
+    assert "Location" not in response.headers

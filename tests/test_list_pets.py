@@ -58,10 +58,19 @@ def test_the_link_has_the_limit_and_the_status(client: FlaskClient) -> None:
 def test_the_link_has_the_prefix(client: FlaskClient) -> None:
     for _ in range(2):
         add_pet(client)
-    prefix = {"SCRIPT_NAME": "/pet store"}
+    prefix = {"SCRIPT_NAME": "/store"}
     response = client.get("/v1/pets?limit=1", environ_overrides=prefix)
-    link = '</pet%20store/v1/pets?limit=1&after=1>; rel="next"'
+    link = '</store/v1/pets?limit=1&after=1>; rel="next"'
     assert response.headers["Link"] == link
+
+
+def test_unknown_parameters_do_not_change_the_link(client: FlaskClient) -> None:
+    for _ in range(2):
+        add_pet(client)
+    # These are arguments of Flask's url_for.
+    query = "limit=1&_external=1&_scheme=https&_anchor=x&_method=POST"
+    link = '</v1/pets?limit=1&after=1>; rel="next"'
+    assert client.get(f"/v1/pets?{query}").headers["Link"] == link
 
 
 def test_a_client_that_follows_the_links_sees_pets_that_are_added_meanwhile(

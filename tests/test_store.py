@@ -1,4 +1,4 @@
-"""A store other than PetStore: any object with the methods of Store."""
+"""A store other than PetStore: any subclass of Store."""
 
 import json
 from itertools import count
@@ -23,16 +23,16 @@ class ListStore(Store):
 
     def list_page(
         self, *, limit: int, status: str | None, after: int
-    ) -> tuple[bytes, int | None]:
+    ) -> tuple[str, int | None]:
         pets = [
             pet
             for pet in self.pets
             if pet["id"] > after and status in (None, pet["status"])
         ]
         last_id = pets[limit - 1]["id"] if len(pets) > limit else None
-        return json.dumps(pets[:limit]).encode(), last_id
+        return json.dumps(pets[:limit]), last_id
 
-    def add(self, *, name: str, category_id: int, status: str) -> tuple[int, bytes]:
+    def add(self, *, name: str, category_id: int, status: str) -> tuple[int, str]:
         # Without the lock, a pet could appear after one with a larger id.
         with self.lock:
             pet_id = next(self.ids)
@@ -43,12 +43,12 @@ class ListStore(Store):
                 "status": status,
             }
             self.pets.append(pet)
-        return pet_id, json.dumps(pet).encode()
+        return pet_id, json.dumps(pet)
 
-    def get(self, pet_id: int) -> bytes | None:
+    def get(self, pet_id: int) -> str | None:
         for pet in self.pets:
             if pet["id"] == pet_id:
-                return json.dumps(pet).encode()
+                return json.dumps(pet)
         return None
 
     def check(self) -> None:
@@ -60,6 +60,14 @@ class UnreachableStore(ListStore):
 
     def check(self) -> None:
         raise StorageUnavailable("it cannot be reached")
+
+
+def test_a_store_that_lacks_a_method_cannot_be_created() -> None:
+    class Incomplete(Store):
+        pass
+
+    with pytest.raises(TypeError, match="abstract methods? add, check, get, list_page"):
+        Incomplete()  # type: ignore[abstract]
 
 
 @pytest.mark.parametrize("row", REQUESTS, ids=str)
