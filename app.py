@@ -37,9 +37,8 @@ GET_PET_HEADERS = {
 RESPONSE_HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
-    # A page of any origin may call the service (CORS). This is safe: browsers send
-    # cookies automatically, but never this key.
-    # https://developer.mozilla.org/docs/Web/HTTP/Guides/CORS
+    # CORS (developer.mozilla.org/docs/Web/HTTP/Guides/CORS): any page may call the
+    # service. This is safe: browsers send cookies automatically, but never this key.
     "Access-Control-Allow-Origin": "*",
     "Access-Control-Expose-Headers": "Deprecation, Link, Location, Retry-After, Sunset",
 }
@@ -52,8 +51,7 @@ PAGE_POLICY = (
     "frame-ancestors 'none'"
 )
 
-# v1 has what needs a key, public has the rest. The endpoints of the operations are
-# their names in the contract.
+# v1 has what needs a key, public has the rest. v1's endpoints are the contract's names.
 v1 = Blueprint("v1", __name__, url_prefix="/v1")
 public = Blueprint("public", __name__)
 
@@ -87,7 +85,7 @@ def create_app(
         MAX_CONTENT_LENGTH=64 * 1024,
     )
     app.config.from_mapping(config)
-    # //v1/pets is a 404. By default, it is a redirect, in HTML.
+    # /v1//pets is a 404. By default, it is a redirect, in HTML.
     app.url_map.merge_slashes = False
     # app.extensions lives as long as the application. g lives only for one request.
     app.extensions["api_keys"] = read_api_keys(app)
@@ -129,7 +127,10 @@ def open_store(app: Flask) -> Store:
 
 @v1.before_request
 def check_request() -> None:
-    """Refuse an id that no pet can have, and a request without a valid key."""
+    """Refuse a path of no operation, and a request without a valid key."""
+    # Werkzeug ignores additional slashes at the beginning of a path.
+    if request.environ["PATH_INFO"].startswith("//"):
+        abort(404)
     # SQLite's integers have 64 bits. (With <int(max=...):pet_id> instead, this would be
     # a 405 if another operation had the same path with another method.)
     if request.view_args and request.view_args.get("pet_id", 0) > schemas.MAX_INT64:

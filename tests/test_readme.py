@@ -5,6 +5,8 @@ import re
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import pytest
+
 from app import create_app
 from tests.helpers import KEY, NEW_PET
 from tests.service import ROOT, run, serving
@@ -49,13 +51,16 @@ def test_the_python_client_adds_a_pet_and_follows_every_page(database: Path) -> 
         assert client.stderr.startswith("The API key is not valid.")
 
 
-def test_the_embedding_program_serves_pets_below_its_prefix(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "port"), [(0, "--port 0"), (1, "-b 127.0.0.1:0")])
+def test_the_embedding_program_serves_pets_below_its_prefix(
+    tmp_path: Path, number: int, port: str
+) -> None:
     [program] = blocks("Embedding", "python")
-    [command] = blocks("Embedding", "sh")
+    command = blocks("Embedding", "sh")[number]
     (tmp_path / "shop.py").write_text(program.replace("demo-key", KEY))
-    command = command.replace("/path/to/clone/.venv/bin/", "exec ")
+    command = command.replace("$PYTHONPATH/.venv/bin/", "exec ")
     command = command.replace("/path/to/clone", str(ROOT)).strip()
-    shell = ["sh", "-c", f"cd {tmp_path}; {command} --port 0"]
+    shell = ["sh", "-c", f"cd {tmp_path}; {command} {port}"]
     with serving(tmp_path / "unused.db", shell) as shop:
         pets = shop.request("GET", "/store/v1/pets")
         assert (pets.status, pets.body) == (200, [])

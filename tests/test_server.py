@@ -245,6 +245,15 @@ def test_clients_cannot_forge_lines_of_the_log(database: Path) -> None:
     assert service.log().count("FORGED") == 1
 
 
+def test_additional_slashes_are_another_path(database: Path) -> None:
+    head = f"Host: x\r\nAuthorization: Bearer {KEY}\r\n\r\n"
+    with serving(database) as service:
+        for path in ("//v1/pets", "/v1//pets"):
+            response = service.send(f"GET {path} HTTP/1.1\r\n{head}".encode())
+            assert response.startswith(b"HTTP/1.1 404 ")
+            assert b'{"code":"not_found",' in response
+
+
 def test_a_log_that_cannot_be_written_shows_no_key(database: Path) -> None:
     full = ["bash", "-c", 'exec "$@" >/dev/full', "bash", *GUNICORN]
     with serving(database, full) as service:
