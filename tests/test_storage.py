@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
+from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -176,6 +177,28 @@ def test_a_bug_is_a_500_and_later_requests_succeed(
             assert_error(response, 500, "internal_error")
         program.execute("ALTER TABLE animals RENAME TO pets")
     pets.append(add_pet(file_client))
+    assert all_pets(file_client) == pets
+
+
+@pytest.mark.parametrize("step", ["PRAGMA synchronous", "BEGIN", "INSERT"])
+def test_the_next_write_succeeds_after_one_without_memory(
+    file_client: FlaskClient, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing = [step]
+
+    class Connection(sqlite3.Connection):
+        def execute(self, sql: str, *args: Any) -> sqlite3.Cursor:
+            if failing and failing[0] in sql:
+                raise MemoryError
+            return super().execute(sql, *args)
+
+    monkeypatch.setattr(
+        sqlite3, "connect", partial(sqlite3.connect, factory=Connection)
+    )
+    for _ in range(2):
+        assert_error(post_pet(file_client), 500, "internal_error")
+    failing.clear()
+    pets = [add_pet(file_client), add_pet(file_client)]
     assert all_pets(file_client) == pets
 
 
