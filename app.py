@@ -51,7 +51,7 @@ PAGE_POLICY = (
     "frame-ancestors 'none'"
 )
 
-# v1 has what needs a key, public has the rest. v1's endpoints are the contract's names.
+# v1 needs a key, public does not. The endpoints in v1 are the contract's names.
 v1 = Blueprint("v1", __name__, url_prefix="/v1")
 public = Blueprint("public", __name__)
 
@@ -59,8 +59,8 @@ public = Blueprint("public", __name__)
 class StartError(ClickException, RuntimeError):
     """The service cannot start. The message is one line that says why.
 
-    Each base class has one user: Flask's command line shows a ClickException without a
-    traceback, and gunicorn a RuntimeError while it preloads (gunicorn.conf.py).
+    Flask's command line shows a ClickException as one line, without a traceback. While
+    gunicorn preloads (gunicorn.conf.py), it does the same with a RuntimeError.
     """
 
     def __init__(self, message: str) -> None:
@@ -93,8 +93,8 @@ def create_app(
     app.register_blueprint(v1)
     app.register_blueprint(public)
     app.after_request(add_headers)
-    # An HTTPException is an error of Flask, a ServiceError, or a bug. (Flask logs the
-    # traceback of a bug, and turns it into an InternalServerError.)
+    # A ServiceError is an HTTPException. A bug becomes one, too: Flask logs its
+    # traceback, and raises InternalServerError.
     app.register_error_handler(HTTPException, errors.error_response)
     app.register_error_handler(StorageUnavailable, errors.unavailable_response)
     return app
@@ -131,8 +131,8 @@ def check_request() -> None:
     # Werkzeug ignores additional slashes at the beginning of a path.
     if request.environ["PATH_INFO"].startswith("//"):
         abort(404)
-    # SQLite's integers have 64 bits. (With <int(max=...):pet_id> instead, this would be
-    # a 405 if another operation had the same path with another method.)
+    # SQLite's integers have 64 bits. Not <int(max=...):pet_id> in the path: Werkzeug
+    # would answer 405 if another operation had the same path and another method.
     if request.view_args and request.view_args.get("pet_id", 0) > schemas.MAX_INT64:
         abort(404)
     # Browsers send OPTIONS without the key.
@@ -173,7 +173,7 @@ def create_pet() -> Response:
     """Add an animal."""
     new_pet = schemas.parse_body(schemas.NEW_PET)
     pet_id, pet = get_store().add(**new_pet)
-    if now() >= REMOVED_AT:
+    if now() >= REMOVED_AT:  # The pet has no URL.
         return json_response(pet, 201)
     return json_response(pet, 201, {"Location": url_for(".getPet", pet_id=pet_id)})
 

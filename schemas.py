@@ -64,8 +64,8 @@ NEW_PET = NewPet(unknown=EXCLUDE)
 def parse_list_query(query_string: bytes) -> Mapping[str, Any]:
     """Return the limit, status and after of a query string.
 
-    Raise ServiceError (`invalid_query`) if a parameter is not valid. The argument is
-    not request.args, which Flask would parse for each request.
+    Raise ServiceError (`invalid_query`) if a parameter is not valid. (Flask would parse
+    request.args for each request, so the query string is the argument.)
     """
     text = query_string.decode(errors="replace")
     # In a dict, the last one of a repeated parameter counts.
@@ -100,10 +100,10 @@ def parse_body(schema: Schema) -> dict[str, Any]:
 
 
 def parse_float(text: str) -> int | float:
-    """Return a number that has a fraction or an exponent, as an int if it is one.
+    """Return 1.0 and 1e3 as integers, and 1.5 as a float.
 
-    1.0 and 1e3 are integers (JSON Schema Validation, section 6.1.1). From 2^53 on, a
-    float may be rounded. So it stays a float, and categoryId refuses floats.
+    In JSON Schema, 1.0 is an integer (Validation, section 6.1.1). From 2^53 on, a float
+    may be rounded. So it stays a float, and categoryId refuses floats.
     """
     number = float(text)
     return int(number) if number.is_integer() and abs(number) < 2**53 else number

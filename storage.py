@@ -4,8 +4,8 @@ import os
 import sqlite3
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from contextlib import closing, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Event, Lock, RLock
 from typing import Any
@@ -22,16 +22,16 @@ CREATE_TABLE = """
         status TEXT NOT NULL CHECK (status IN ('available', 'pending', 'sold'))
     ) STRICT
 """
-# The index finds a page of one status, in the order of the ids: every index of SQLite
-# contains the id, too.
+# Every index of SQLite contains the id, so this one finds a page of one status, in the
+# order of the ids.
 CREATE_INDEX = "CREATE INDEX IF NOT EXISTS pets_by_status ON pets (status)"
 
-# Values are never part of the SQL: they are parameters (:name). The f-strings contain
-# constants only. SQLite renders the JSON of 100 pets in half the time that
-# json.dumps takes.
+# SQLite renders the JSON of 100 pets in half the time that json.dumps takes.
 PET_JSON = (
     "json_object('id', id, 'name', name, 'categoryId', category_id, 'status', status)"
 )
+# Values are never part of the SQL: they are parameters (:name). The f-strings contain
+# constants only.
 INSERT_PET = f"""
     INSERT INTO pets (name, category_id, status)
     VALUES (:name, :category_id, :status)
@@ -49,14 +49,16 @@ SELECT_PAGE_OF_STATUS = f"""
     WHERE status = :status AND id > :after
     ORDER BY id LIMIT :limit + 1
 """
-# A probe tries an access, and changes no pet. The first one fails if the table cannot
-# be read, the second if it has other columns or cannot be written to.
+# A probe only tries an access. This one fails if the table cannot be read.
 READ_PROBE = "SELECT id FROM pets LIMIT 1"
+# This one adds no row. It fails if a column is missing, if there are other columns, or
+# if the table cannot be written to.
 WRITE_PROBE = """
     INSERT INTO pets SELECT id, name, category_id, status FROM pets WHERE false
 """
 
-# Seconds that SQLite waits for a lock of another program.
+# Seconds that SQLite waits for a lock of another program. A write may wait twice as
+# long: while the commit before it waits, and then in its own.
 BUSY_TIMEOUT = 2.0
 
 CHECK_ACCESS = (
@@ -94,9 +96,9 @@ class Store(ABC):
     - The JSON of a pet is an object with id, name, categoryId and status.
     - A name is any string that UTF-8 can encode, U+0000 included. A category id is any
       64-bit integer. Both are returned exactly as they were given.
-    - Ids grow, and none is used again. Pets appear in the order of their ids: if pet 7
-      appeared after pet 8, a client that has read pet 8 would never see it. (In many
-      databases, an id is assigned before the commit, so pet 8 may appear first.)
+    - Ids grow, and none is used again. Pets appear in the order of their ids. (In many
+      databases, an id is assigned before the commit, so pet 8 may appear before pet 7.
+      Then a client that has read pet 8 would never see pet 7.)
     - If `add` returns, the pet is stored for good. If `add` raises an exception, it is
       not stored. If a store cannot promise this, its documentation says so.
     - If the store cannot answer, a method raises StorageUnavailable within about five
@@ -135,9 +137,8 @@ class PetStore(Store):
         Raise StorageUnavailable if it cannot be used.
         """
         self._database = Database(path)
-        # Close the database when this store is garbage-collected or Python exits.
-        # finalize refers to the database only. If it referred to this store, the store
-        # would never be garbage-collected.
+        # Close the database when this store is garbage-collected or Python exits. A
+        # method of this store instead would keep the store alive.
         weakref.finalize(self, self._database.close)
 
     def list_page(
@@ -147,9 +148,9 @@ class PetStore(Store):
         sql = SELECT_PAGE if status is None else SELECT_PAGE_OF_STATUS
         values = {"limit": limit, "status": status, "after": after}
         rows = self._database.read(sql, values)
-        last_id = rows[limit - 1][0] if len(rows) > limit else None
-        page = ",".join([pet for _, pet in rows[:limit]])
-        return f"[{page}]", last_id
+        page = rows[:limit]
+        last_id = page[-1][0] if len(rows) > limit else None
+        return "[" + ",".join([pet for _, pet in page]) + "]", last_id
 
     def add(self, *, name: str, category_id: int, status: str) -> tuple[int, str]:
         """Store a pet on the disk, and return its id and its JSON."""
@@ -177,17 +178,12 @@ def find_hint(error: sqlite3.Error) -> str | None:
 
 
 class SharedConnection:
-    """A connection to an SQLite database, for one thread at a time.
-
-        with shared_connection as connection:
-            rows = connection.execute(sql).fetchall()
-
-    `with` calls `__enter__`, which waits until no other thread uses the connection, and
-    after the block `__exit__`.
+    """A connection to an SQLite database, which one thread at a time may use.
 
     The file is in WAL mode (sqlite.org/wal.html): SQLite appends each commit to a
-    second file, the write-ahead log `pets.db-wal`, and copies it into `pets.db` later,
-    in a checkpoint. So reads go on during a write.
+    second file, the write-ahead log (WAL), for example `pets.db-wal` for `pets.db`.
+    Later, in a checkpoint, SQLite copies the WAL into `pets.db`. So a write does not
+    stop the reads of other connections.
     """
 
     def __init__(self, path: str) -> None:
@@ -197,54 +193,44 @@ class SharedConnection:
         """
         self.in_memory = path == ":memory:"
         self._path = path if self.in_memory else os.path.abspath(path)
-        # Only the thread that has this lock may use the connection. An RLock can be
-        # taken twice by one thread, as in Database.close.
+        # An RLock, because the methods of Database take it before methods of this class
+        # take it again.
         self.lock = RLock()
         self._connection: sqlite3.Connection | None = None
-        # A server may fork (copy this process) before the first request. SQLite does
-        # not support open connections in the copy, so this one is closed again.
+        self._file_at_startup: tuple[int, int] | None = None
         try:
-            with closing(self._open()) as connection:
-                self._prepare_schema(connection)
-                # The file is busy if another process that starts now does the same.
-                with suppress(sqlite3.OperationalError):
-                    connection.execute("PRAGMA journal_mode = WAL")
+            # Closed again, because a server may fork (copy this process) after this,
+            # and SQLite does not support open connections in the copy.
+            self._open().close()
         except sqlite3.Error as error:
-            # An unknown error is not a bug here: the file may have any content.
+            # If it is no known error, the file is something else.
             hint = find_hint(error) or "it is not a pet store; choose another file"
             raise self._unavailable(f"{error}; {hint}") from error
         self._file_at_startup = self._file_at_path()
 
-    def __enter__(self) -> sqlite3.Connection:
-        """Take the lock, and return the connection. Open it before its first use."""
-        self.lock.acquire()
-        try:
-            self._require_same_file()
-            if self._connection is None:
-                self._connection = self._open()
-            return self._connection
-        except BaseException as error:
-            # `with` calls `__exit__` only if this method returns.
-            self.__exit__(type(error), error, None)
-            raise
+    def use(self, function: Callable[[sqlite3.Connection], Any]) -> Any:
+        """Call a function with the connection, and return its result.
 
-    def __exit__(
-        self, error_type: object, error: BaseException | None, traceback: object
-    ) -> None:
-        """Release the lock. Turn an error that has a hint into StorageUnavailable.
-
-        Any other error is a bug, for example an error in the SQL. It is not changed.
+        Raise StorageUnavailable if the file at the path is not the one that was there
+        at startup, or if SQLite reports an error that is not a bug.
         """
-        self.lock.release()
-        if isinstance(error, sqlite3.Error) and (hint := find_hint(error)):
-            raise self._unavailable(f"{error}; {hint}") from error
+        with self.lock:
+            self._require_same_file()
+            try:
+                if self._connection is None:
+                    self._connection = self._open()
+                return function(self._connection)
+            except sqlite3.Error as error:
+                hint = find_hint(error)
+                if hint is None:
+                    raise
+                raise self._unavailable(f"{error}; {hint}") from error
 
     def close(self) -> None:
         """Copy the WAL into the file, and close the connection.
 
-        SQLite copies the WAL when the last connection is closed. But if the file was
-        moved, SQLite leaves the WAL at the old path, and applies it to the next file
-        there. So this method copies and empties the WAL itself.
+        SQLite copies the WAL when the last connection is closed, but not if the file
+        was moved. So this method copies and empties the WAL itself.
         """
         with self.lock:
             if self._connection is not None:
@@ -254,30 +240,31 @@ class SharedConnection:
                 self._connection = None
 
     def _open(self) -> sqlite3.Connection:
-        """Return a new connection. In memory, its database is new as well."""
+        """Return a new connection. At startup, prepare the file."""
         connection = sqlite3.connect(
             self._path,
             timeout=BUSY_TIMEOUT,
-            isolation_level=None,  # Only this module sends BEGIN.
+            isolation_level=None,  # The module sqlite3 sends no BEGIN of its own.
             check_same_thread=False,  # The lock lets one thread use it at a time.
         )
         try:
             # COMMIT returns after the WAL is on the disk.
             connection.execute("PRAGMA synchronous = FULL")
-            if self.in_memory:
-                self._prepare_schema(connection)
+            # In memory, each connection has a new database.
+            if self._file_at_startup is None:
+                self._prepare(connection)
         except BaseException:
             connection.close()
             raise
         return connection
 
-    def _prepare_schema(self, connection: sqlite3.Connection) -> None:
+    def _prepare(self, connection: sqlite3.Connection) -> None:
         """Create the schema in an empty database, or check that it is there."""
-        # At the end of the block, the connection commits what BEGIN has begun. After an
-        # error, it rolls back.
+        # At the end of this block, the connection commits. After an error, it rolls
+        # back.
         with connection:
-            # Several processes may start at once: the first one creates the schema, and
-            # the others wait here.
+            # IMMEDIATE: if several processes start at once, the first one creates the
+            # schema, and the others wait here.
             connection.execute("BEGIN IMMEDIATE")
             [version] = connection.execute("PRAGMA user_version").fetchone()
             tables = connection.execute("SELECT name FROM sqlite_schema").fetchall()
@@ -293,12 +280,15 @@ class SharedConnection:
                     "one"
                 )
             connection.execute(WRITE_PROBE)
+        # This fails if another process that starts now is doing the same.
+        with suppress(sqlite3.OperationalError):
+            connection.execute("PRAGMA journal_mode = WAL")
 
     def _require_same_file(self) -> None:
         """Raise StorageUnavailable if another file or none is at the path.
 
         SQLite finds the WAL by its name. If somebody replaces `pets.db`, SQLite would
-        write changes of the old file into the new file.
+        copy the WAL of the old file into the new file.
         """
         if self._file_at_path() != self._file_at_startup:
             raise self._unavailable(
@@ -309,7 +299,7 @@ class SharedConnection:
     def _file_at_path(self) -> tuple[int, int] | None:
         """Return the device and inode of the file, or None if there is no file.
 
-        They stay the same when a file is moved. In memory, there is no file.
+        These two numbers identify a file, also after it was moved.
         """
         if self.in_memory:
             return None
@@ -335,7 +325,7 @@ class Write:
     def execute(self, connection: sqlite3.Connection) -> None:
         """Execute the statement. If it violates a constraint, keep the error.
 
-        SQLite then undoes this statement, and not the others of the transaction
+        SQLite undoes only this statement then, and the transaction continues
         (sqlite.org/lang_conflict.html, ABORT). Today, schemas.py refuses such values. A
         new constraint, such as UNIQUE, needs this method.
         """
@@ -345,14 +335,24 @@ class Write:
             self.error = error
 
 
+@dataclass
 class Batch:
-    """Writes that share a commit. If it fails, all of them have the same error."""
+    """Writes that share a commit, and the error of all of them if it fails."""
 
-    def __init__(self) -> None:
-        self.writes: list[Write] = []
-        self.error: BaseException | None = None
-        # wait() returns as soon as another thread has called set().
-        self.is_done = Event()
+    writes: list[Write] = field(default_factory=list)
+    error: BaseException | None = None
+    # wait() returns as soon as another thread has called set().
+    is_done: Event = field(default_factory=Event)
+
+    def execute(self, connection: sqlite3.Connection) -> None:
+        """Execute the writes in one transaction."""
+        # At the end of this block, the connection commits. After an error, it rolls
+        # back.
+        with connection:
+            # IMMEDIATE: wait for locks of other programs here, not at a statement.
+            connection.execute("BEGIN IMMEDIATE")
+            for write in self.writes:
+                write.execute(connection)
 
 
 class Database:
@@ -363,18 +363,21 @@ class Database:
             found = sqlite3.sqlite_version
             raise StorageUnavailable(f"SQLite is {found}, but 3.38 or newer is needed")
         self._writer = SharedConnection(path)
-        # Each connection in memory has a database of its own, so there is only one.
+        # In memory, a second connection would not see the pets of the first one.
         in_memory = self._writer.in_memory
         self._reader = self._writer if in_memory else SharedConnection(path)
         # The batch that the next write joins. If it is None, the write begins one.
-        self._joinable: Batch | None = None
-        # Only the thread that has this lock may use `_joinable`.
-        self._joining = Lock()
+        self._joinable_batch: Batch | None = None
+        self._batch_lock = Lock()
 
     def read(self, sql: str, values: Values) -> Rows:
         """Return the rows of a query."""
-        with self._reader as connection:
+
+        def select(connection: sqlite3.Connection) -> Rows:
             return connection.execute(sql, values).fetchall()
+
+        rows: Rows = self._reader.use(select)
+        return rows
 
     def write(self, sql: str, values: Values) -> Rows:
         """Return the rows of a statement once its changes are on the disk.
@@ -383,55 +386,51 @@ class Database:
         many statements it has. So threads that write at the same time share a commit
         (group commit):
 
-        1. Thread A begins a batch, and waits for the writer, which another commit uses.
-        2. Thread B joins the batch, and waits for A.
+        1. Thread A begins a batch, and waits for the writer, which another thread uses.
+        2. Thread B joins the batch, and waits until A has executed both writes.
         3. A gets the writer, lets no more writes join, and executes both writes.
         4. Thread C begins another batch, and waits for the writer.
         5. A commits, and lets B go on.
         """
         write = Write(sql, values)
-        with self._joining:
-            if self._joinable is None:
-                self._joinable = Batch()
-            batch = self._joinable
+        with self._batch_lock:
+            if self._joinable_batch is None:
+                self._joinable_batch = Batch()
+            batch = self._joinable_batch
             batch.writes.append(write)
             is_first = len(batch.writes) == 1
         if is_first:
             self._commit(batch)
         batch.is_done.wait()
-        if error := batch.error or write.error:
+        error = batch.error or write.error
+        if error:
             raise error
         return write.rows
 
     def _commit(self, batch: Batch) -> None:
-        """Commit a batch, and let its threads go on. The batch keeps any error."""
+        """Commit a batch, and let its threads go on. Keep any error in the batch."""
         try:
-            # While this thread waits for the writer, other writes join the batch.
-            with self._writer as connection:
-                # At the end of this block, the connection commits or rolls back.
-                with connection:
-                    # IMMEDIATE: wait for the file's lock here, not at a statement.
-                    connection.execute("BEGIN IMMEDIATE")
-                    self._stop_joining(batch)
-                    for write in batch.writes:
-                        write.execute(connection)
+            # While this thread waits for the lock, other writes join the batch.
+            with self._writer.lock:
+                self._stop_joining(batch)
+                self._writer.use(batch.execute)
         except BaseException as error:
             batch.error = error
         finally:
-            # If BEGIN has failed, writes can still join the batch.
+            # Again, because the wait for the lock may have been interrupted.
             self._stop_joining(batch)
             batch.is_done.set()
 
     def _stop_joining(self, batch: Batch) -> None:
-        """Let no more writes join this batch: the next write begins another one."""
-        with self._joining:
-            if self._joinable is batch:
-                self._joinable = None
+        """Let the next write begin another batch, unless one has begun already."""
+        with self._batch_lock:
+            if self._joinable_batch is batch:
+                self._joinable_batch = None
 
     def close(self) -> None:
         """Close both connections. The next use opens them again."""
-        # The writer's lock: before SQLite 3.51.3, a checkpoint of the reader during a
-        # write can lose a commit (sqlite.org/wal.html, section 11).
+        # Nothing may be written during a checkpoint: before SQLite 3.51.3, the write
+        # could be lost (sqlite.org/wal.html, section 11).
         with self._writer.lock:
             self._writer.close()
             self._reader.close()

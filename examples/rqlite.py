@@ -66,9 +66,9 @@ class RqliteStore(storage.Store):
         """Return a page as a JSON array, and its last id if another page follows."""
         sql = storage.SELECT_PAGE if status is None else storage.SELECT_PAGE_OF_STATUS
         rows = self._execute(sql, limit=limit, status=status, after=after)
-        last_id = rows[limit - 1][0] if len(rows) > limit else None
-        page = ",".join([pet for _, pet in rows[:limit]])
-        return f"[{page}]", last_id
+        page = rows[:limit]
+        last_id = page[-1][0] if len(rows) > limit else None
+        return "[" + ",".join([pet for _, pet in page]) + "]", last_id
 
     def add(self, *, name: str, category_id: int, status: str) -> tuple[int, str]:
         """Store a pet, and return its id and its JSON."""

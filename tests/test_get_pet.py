@@ -55,6 +55,7 @@ def test_ids_end_at_the_largest_int64(file_client: FlaskClient, database: Path) 
     pet = add_pet(file_client)
     assert pet["id"] == 9223372036854775807
     assert file_client.get("/v1/pets/9223372036854775807").get_json() == pet
+    # No id is left.
     assert_error(post_pet(file_client), 503, "storage_unavailable")
 
 

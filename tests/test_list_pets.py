@@ -82,10 +82,10 @@ def test_a_client_that_follows_the_links_sees_pets_that_are_added_meanwhile(
     with ThreadPoolExecutor(4) as threads:
         writers = [threads.submit(add_pets) for _ in range(4)]
         seen: list[int] = []
-        is_over = False
-        while not is_over:
+        writers_are_done = False
+        while not writers_are_done:
             # The last round begins after the writers are done, to see their last pets.
-            is_over = all(writer.done() for writer in writers)
+            writers_are_done = all(writer.done() for writer in writers)
             path = f"/v1/pets?limit=3&after={seen[-1] if seen else 0}"
             seen += [pet["id"] for pet in all_pets(file_client, path)]
     added = [pet_id for writer in writers for pet_id in writer.result()]
@@ -106,7 +106,7 @@ def test_unknown_parameters_are_ignored_and_the_last_of_a_repeated_one_counts(
     repeated = "limit=0&limit=1&status=&status=available"
     page = client.get(f"/v1/pets?Limit=0&x&%ff&{repeated}")
     assert page.get_json() == pets[:1]
-    # These bytes are not UTF-8.
+    # This byte is not UTF-8.
     page = client.get("/v1/pets", environ_overrides={"QUERY_STRING": "x=\xff&limit=1"})
     assert page.get_json() == pets[:1]
 
