@@ -34,6 +34,10 @@ UNLABELED_FIELDS = """
         .filter((field) => !field.labels[0]?.textContent)
         .map((field) => field.outerHTML);
 """
+IN_SIGHT = """
+    const box = arguments[0].getBoundingClientRect();
+    return box.top >= 0 && box.bottom <= innerHeight;
+"""
 STORED = "return document.cookie + JSON.stringify([localStorage, sessionStorage])"
 REQUESTED = "return performance.getEntries().map((entry) => entry.name)"
 
@@ -46,9 +50,9 @@ class Page:
         self.url = url
         self.key = key
 
-    def run(self, script: str) -> Any:
+    def run(self, script: str, *arguments: Any) -> Any:
         """Run JavaScript in the page, and return its result."""
-        return self.browser.execute_script(script)
+        return self.browser.execute_script(script, *arguments)
 
     def element(self, element_id: str) -> WebElement:
         return self.browser.find_element(By.ID, element_id)
@@ -73,22 +77,28 @@ class Page:
             field.clear()
         field.send_keys(value)
 
-    def press(self, button: str) -> str:
-        """Press a button, and return the answer that the page shows."""
-        self.browser.find_element(By.XPATH, f"//button[.='{button}']").click()
-        return self.answer()
+    def list_pets(self) -> str:
+        """Press List, and return the outcome."""
+        return self.press("List", "list-outcome")
 
-    def answer(self) -> str:
-        """Wait for the answer, and return what the page says."""
-        wait = WebDriverWait(self.browser, 10, 0.05)
-        wait.until(lambda _: not self.text("answer").startswith("Waiting"))
-        return self.text("answer")
-
-    def add(self, name: str, category_id: str) -> str:
-        """Add a pet, and return the answer."""
+    def add_pet(self, name: str, category_id: str) -> str:
+        """Add a pet, and return the outcome."""
         self.fill("Name", name)
         self.fill("Category id", category_id)
-        return self.press("Add")
+        return self.press("Add", "add-outcome")
+
+    def press(self, button: str, outcome: str) -> str:
+        """Press a button, and return the outcome."""
+        self.browser.find_element(By.XPATH, f"//button[.='{button}']").click()
+        return self.outcome(outcome)
+
+    def outcome(self, element_id: str) -> str:
+        """Wait for an outcome, and return its kind and its sentence."""
+        element = self.element(element_id)
+        wait = WebDriverWait(self.browser, 10, 0.05)
+        wait.until(lambda _: element.get_attribute("class") != "waiting")
+        assert self.run(IN_SIGHT, element), f"out of sight: {element.text}"
+        return f"{element.get_attribute('class')}: {element.text}"
 
     def run_curl_line(self) -> str:
         """Run the curl line in a shell with the key, and return the body."""
@@ -100,42 +110,56 @@ class Page:
 
 
 def try_errors(page: Page) -> None:
-    assert page.press("List") == "Enter the API key first."
-    assert page.text("curl") == ""
+    no_key = "error: Enter the API key at the top of the page."
+    assert page.list_pets() == page.add_pet("Rex", "1") == no_key
+    assert not page.element("last-request").is_displayed()
     page.fill("API key", "other")
-    answer = page.press("List")
-    assert answer.startswith("invalid_api_key: The API key is not valid."), answer
-    assert page.text("received").startswith("401 "), page.text("received")
+    wrong_key = "error: invalid_api_key: The API key is not valid."
+    assert page.list_pets().startswith(wrong_key)
+    assert page.add_pet("Rex", "1").startswith(wrong_key)
+    assert page.text("status-line").startswith("401 "), page.text("status-line")
     page.fill("API key", page.key)
     for category_id in ("", "many", "9007199254740993"):
-        answer = page.add("Rex", category_id)
-        assert answer == "invalid_body: categoryId: Not a valid integer.", answer
+        outcome = page.add_pet("Rex", category_id)
+        expected = "error: invalid_body: categoryId: Not a valid integer."
+        assert outcome == expected, outcome
+    assert page.text("list-outcome").startswith("invalid_api_key: ")
 
 
 def try_pets(page: Page) -> None:
-    assert page.press("List") == page.text("summary") == "No pets"
-    assert page.add(MARKUP, "-7") == "Pet 1 was added."
-    received = page.text("received")
-    assert received.lower().startswith("201 created\n"), received
-    assert "\nlocation: " in received
+    assert page.list_pets() == "success: No pets."
+    outcome = page.add_pet(MARKUP, "-7")
+    assert outcome == f"success: Added {MARKUP} with id 1; List shows it last.", outcome
+    assert page.text("status-line").lower() == "201 created"
     pet = {"id": 1, "name": MARKUP, "categoryId": -7, "status": "available"}
-    assert pet.items() <= json.loads(received.partition("\n\n")[2]).items()
+    assert pet.items() <= json.loads(page.text("body")).items()
+    assert "location: " in page.text("headers")
     # Add does not change the table.
     assert page.rows() == []
-    page.add(SHELL_CHARACTERS, "2")
+    page.add_pet(SHELL_CHARACTERS, "2")
     assert json.loads(page.run_curl_line())["name"] == SHELL_CHARACTERS
     page.fill("Limit", "2")
-    assert page.press("List") == "2 pets, more follow"
-    assert page.run_curl_line().strip() == page.text("received").partition("\n\n")[2]
+    assert page.list_pets() == "success: 2 pets, more follow."
+    assert page.run_curl_line().strip() == page.text("body")
     assert page.rows() == [
         ["1", MARKUP, "-7", "available"],
         ["2", SHELL_CHARACTERS, "2", "available"],
     ]
-    assert page.press("Next page") == page.text("summary") == "1 pet"
+    assert page.press("Next page", "list-outcome") == "success: 1 pet, no more follow."
     assert not page.element("next").is_displayed()
-    page.element("list-status").send_keys("sold")
-    assert page.press("List") == "No pets"
-    page.element("list-status").send_keys("any")
+    page.fill("Status", "sold")
+    assert page.list_pets() == "success: No pets."
+    page.fill("Status", "any")
+    assert page.list_pets() == "success: 2 pets, more follow."
+    page.fill("Limit", "0")
+    assert page.list_pets().startswith("error: invalid_query: limit: ")
+    assert_nothing_listed(page)
+
+
+def assert_nothing_listed(page: Page) -> None:
+    assert page.rows() == []
+    assert not page.element("table").is_displayed()
+    assert not page.element("next").is_displayed()
 
 
 def try_keyboard_and_phone(page: Page) -> None:
@@ -147,17 +171,25 @@ def try_keyboard_and_phone(page: Page) -> None:
         ActionChains(page.browser).send_keys(*keys).perform()
 
     press_keys(page.key, Keys.TAB, Keys.TAB, "1", Keys.TAB, Keys.ENTER)
-    assert page.answer() == "1 pet, more follow", page.answer()
+    assert page.outcome("list-outcome") == "success: 1 pet, more follow."
     press_keys(Keys.TAB, Keys.SPACE)
-    page.answer()
+    page.outcome("list-outcome")
     assert page.rows()[0][0] == "2"
-    press_keys(
-        Keys.TAB, "x" * 300, Keys.TAB, "5", Keys.TAB, "sold", Keys.TAB, Keys.ENTER
-    )
-    assert page.answer() == "Pet 4 was added.", page.answer()
+    long_name = "x" * 300
+    press_keys(Keys.TAB, long_name, Keys.TAB, "5", Keys.TAB, "sold", Keys.TAB)
+    press_keys(Keys.ENTER)
+    added = f"success: Added {long_name} with id 4; List shows it last."
+    assert page.outcome("add-outcome") == added
+    assert page.browser.switch_to.active_element == page.element("name")
+    for field, value in ("name", ""), ("category-id", ""), ("new-status", "available"):
+        assert page.element(field).get_property("value") == value
+    press_keys(*[Keys.TAB] * 4, Keys.ENTER)
+    assert page.text("hint").startswith("Copied.")
+    page.element("name").send_keys(Keys.CONTROL, "v")
+    assert page.element("name").get_property("value") == page.text("curl")
     page.fill("Limit", "100")
-    page.press("List")
-    assert page.rows()[-1] == ["4", "x" * 300, "5", "sold"]
+    page.list_pets()
+    assert page.rows()[-1] == ["4", long_name, "5", "sold"]
     width = page.run("return document.documentElement.scrollWidth")
     assert width == 380, f"the page is {width} pixels wide"
 
@@ -176,8 +208,9 @@ def try_console_and_no_answer(page: Page) -> None:
     log = [entry["message"] for entry in page.browser.get_log("browser")]
     assert all("status of 40" in message for message in log), log
     page.browser.set_network_conditions(offline=True, latency=0, throughput=0)
-    answer = page.press("List")
-    assert answer == "No answer (Failed to fetch). Is the service running?", answer
+    no_answer = "error: No answer (Failed to fetch). Is the service running?"
+    assert page.list_pets() == page.add_pet("Rex", "1") == no_answer
+    assert_nothing_listed(page)
 
 
 def main(url: str, key: str) -> None:
