@@ -42,7 +42,7 @@ RESPONSE_HEADERS = {
     "Access-Control-Allow-Origin": "*",
     "Access-Control-Expose-Headers": "Deprecation, Link, Location, Retry-After, Sunset",
 }
-# The page loads nothing from other hosts, and sends requests to this service only.
+# index.html loads nothing from other hosts, and sends requests to this service only.
 # 'unsafe-inline' allows the script and the style that are part of the page.
 # https://developer.mozilla.org/docs/Web/HTTP/Guides/CSP
 PAGE_POLICY = (
@@ -93,8 +93,8 @@ def create_app(
     app.register_blueprint(v1)
     app.register_blueprint(public)
     app.after_request(add_headers)
-    # A ServiceError is an HTTPException. A bug becomes one, too: Flask logs its
-    # traceback, and raises InternalServerError.
+    # A ServiceError is an HTTPException. So is what Flask makes of a bug, after it has
+    # logged the traceback: an InternalServerError.
     app.register_error_handler(HTTPException, errors.error_response)
     app.register_error_handler(StorageUnavailable, errors.unavailable_response)
     return app
@@ -127,7 +127,7 @@ def open_store(app: Flask) -> Store:
 
 @v1.before_request
 def check_request() -> None:
-    """Refuse a path of no operation, and a request without a valid key."""
+    """Refuse a path that no operation has, and a request without a valid key."""
     # Werkzeug ignores additional slashes at the beginning of a path.
     if request.environ["PATH_INFO"].startswith("//"):
         abort(404)

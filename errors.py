@@ -19,20 +19,20 @@ class ServiceError(HTTPException):
 
     def __init__(
         self,
-        code: str,
+        error_code: str,
         message: str,
         status: int,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        # Werkzeug's `code` is the status. Our code is `error_code`.
+        # Werkzeug calls the status `code`.
         self.code = status
-        self.error_code = code
+        self.error_code = error_code
         self.headers = headers or {}
 
 
 def error_response(error: HTTPException) -> Response:
-    """Return the Error body for an HTTP error."""
+    """Return the response for an HTTP error, with the Error body."""
     # Werkzeug's own response has the status, and headers such as Allow.
     response = error.get_response()
     code = error.name.lower().replace(" ", "_")

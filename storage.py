@@ -6,9 +6,8 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from threading import Event, Lock, RLock
-from typing import Any
+from typing import Any, TypeVar
 
 # The user_version of the file, a number that SQLite leaves to the application.
 SCHEMA_VERSION = 1
@@ -22,8 +21,8 @@ CREATE_TABLE = """
         status TEXT NOT NULL CHECK (status IN ('available', 'pending', 'sold'))
     ) STRICT
 """
-# Every index of SQLite contains the id, so this one finds a page of one status, in the
-# order of the ids.
+# This index finds the pets of a status in the order of their ids: SQLite adds the id to
+# every index.
 CREATE_INDEX = "CREATE INDEX IF NOT EXISTS pets_by_status ON pets (status)"
 
 # SQLite renders the JSON of 100 pets in half the time that json.dumps takes.
@@ -51,22 +50,22 @@ SELECT_PAGE_OF_STATUS = f"""
 """
 # A probe only tries an access. This one fails if the table cannot be read.
 READ_PROBE = "SELECT id FROM pets LIMIT 1"
-# This one adds no row. It fails if a column is missing, if there are other columns, or
-# if the table cannot be written to.
+# This one adds no row. It fails unless the table has these four columns and can be
+# written to.
 WRITE_PROBE = """
     INSERT INTO pets SELECT id, name, category_id, status FROM pets WHERE false
 """
 
-# Seconds that SQLite waits for a lock of another program. A write may wait twice as
-# long: while the commit before it waits, and then in its own.
+# Seconds that SQLite waits while another program has locked the file. A write may wait
+# twice as long: for a commit that waits, and then in its own.
 BUSY_TIMEOUT = 2.0
 
 CHECK_ACCESS = (
     "it must be a file in an existing folder, and this user must be allowed to write "
     "to the file and to the folder"
 )
-# What to do about an error that is not a bug, by SQLite's result code
-# (sqlite.org/rescode.html).
+# The errors that are not bugs, by SQLite's result code (sqlite.org/rescode.html): the
+# cause, or what to do.
 HINTS = {
     sqlite3.SQLITE_BUSY: "another program uses it",
     sqlite3.SQLITE_PROTOCOL: "another program uses it",
@@ -80,6 +79,8 @@ HINTS = {
 
 Values = Mapping[str, object]
 Rows = list[tuple[Any, ...]]
+# What a function returns.
+Result = TypeVar("Result")
 
 
 class StorageUnavailable(Exception):
@@ -137,8 +138,8 @@ class PetStore(Store):
         Raise StorageUnavailable if it cannot be used.
         """
         self._database = Database(path)
-        # Close the database when this store is garbage-collected or Python exits. A
-        # method of this store instead would keep the store alive.
+        # Close the database when this store is garbage-collected or Python exits. (Not
+        # a method of this store: finalize would keep the store alive.)
         weakref.finalize(self, self._database.close)
 
     def list_page(
@@ -170,9 +171,9 @@ class PetStore(Store):
 
 
 def find_hint(error: sqlite3.Error) -> str | None:
-    """Return what to do about an error of SQLite, or None if HINTS does not list it."""
-    # The module sqlite3 raises some errors itself. They have no code of SQLite.
-    code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+    """Return the hint for an error of SQLite, or None if HINTS does not list it."""
+    # Python's sqlite3 raises some errors itself. They have no code of SQLite.
+    code: int = getattr(error, "sqlite_errorcode", 0)
     # The lowest 8 bits are the main code: 778 & 0xFF is 10 (SQLITE_IOERR).
     return HINTS.get(code & 0xFF)
 
@@ -180,10 +181,10 @@ def find_hint(error: sqlite3.Error) -> str | None:
 class SharedConnection:
     """A connection to an SQLite database, which one thread at a time may use.
 
-    The file is in WAL mode (sqlite.org/wal.html): SQLite appends each commit to a
-    second file, the write-ahead log (WAL), for example `pets.db-wal` for `pets.db`.
-    Later, in a checkpoint, SQLite copies the WAL into `pets.db`. So a write does not
-    stop the reads of other connections.
+    A file is in WAL mode (sqlite.org/wal.html): SQLite appends each commit to a second
+    file, the write-ahead log (WAL), for example `pets.db-wal`. Later, in a checkpoint,
+    it copies the WAL into `pets.db`. A commit does not change what others are reading,
+    so reads go on during a write.
     """
 
     def __init__(self, path: str) -> None:
@@ -193,32 +194,32 @@ class SharedConnection:
         """
         self.in_memory = path == ":memory:"
         self._path = path if self.in_memory else os.path.abspath(path)
-        # An RLock, because the methods of Database take it before methods of this class
-        # take it again.
+        # A thread that has an RLock may take it again: Database takes it, and then
+        # `use` or `close` does.
         self.lock = RLock()
         self._connection: sqlite3.Connection | None = None
-        self._file_at_startup: tuple[int, int] | None = None
         try:
             # Closed again, because a server may fork (copy this process) after this,
             # and SQLite does not support open connections in the copy.
-            self._open().close()
+            self._open(prepare=True).close()
         except sqlite3.Error as error:
-            # If it is no known error, the file is something else.
+            # Any other error means that the file is something else.
             hint = find_hint(error) or "it is not a pet store; choose another file"
             raise self._unavailable(f"{error}; {hint}") from error
         self._file_at_startup = self._file_at_path()
 
-    def use(self, function: Callable[[sqlite3.Connection], Any]) -> Any:
+    def use(self, function: Callable[[sqlite3.Connection], Result]) -> Result:
         """Call a function with the connection, and return its result.
 
         Raise StorageUnavailable if the file at the path is not the one that was there
-        at startup, or if SQLite reports an error that is not a bug.
+        at startup, or if the function raises an error that HINTS lists.
         """
         with self.lock:
             self._require_same_file()
             try:
                 if self._connection is None:
-                    self._connection = self._open()
+                    # In memory, each connection has a new database.
+                    self._connection = self._open(prepare=self.in_memory)
                 return function(self._connection)
             except sqlite3.Error as error:
                 hint = find_hint(error)
@@ -239,19 +240,18 @@ class SharedConnection:
                 self._connection.close()
                 self._connection = None
 
-    def _open(self) -> sqlite3.Connection:
-        """Return a new connection. At startup, prepare the file."""
+    def _open(self, *, prepare: bool) -> sqlite3.Connection:
+        """Return a new connection, to a database with the schema if it is prepared."""
         connection = sqlite3.connect(
             self._path,
             timeout=BUSY_TIMEOUT,
-            isolation_level=None,  # The module sqlite3 sends no BEGIN of its own.
+            isolation_level=None,  # Each BEGIN is in this module.
             check_same_thread=False,  # The lock lets one thread use it at a time.
         )
         try:
             # COMMIT returns after the WAL is on the disk.
             connection.execute("PRAGMA synchronous = FULL")
-            # In memory, each connection has a new database.
-            if self._file_at_startup is None:
+            if prepare:
                 self._prepare(connection)
         except BaseException:
             connection.close()
@@ -280,7 +280,8 @@ class SharedConnection:
                     "one"
                 )
             connection.execute(WRITE_PROBE)
-        # This fails if another process that starts now is doing the same.
+        # The file stays in WAL mode. This fails if another process that starts now is
+        # setting it, too.
         with suppress(sqlite3.OperationalError):
             connection.execute("PRAGMA journal_mode = WAL")
 
@@ -313,21 +314,21 @@ class SharedConnection:
         return StorageUnavailable(f"{self._path}: {reason}")
 
 
-@dataclass
 class Write:
     """A statement that changes something, and its result: its rows or an error."""
 
-    sql: str
-    values: Values
-    rows: Rows = field(default_factory=list)
-    error: sqlite3.IntegrityError | None = None
+    def __init__(self, sql: str, values: Values) -> None:
+        self.sql = sql
+        self.values = values
+        self.rows: Rows = []
+        self.error: sqlite3.IntegrityError | None = None
 
     def execute(self, connection: sqlite3.Connection) -> None:
         """Execute the statement. If it violates a constraint, keep the error.
 
-        SQLite undoes only this statement then, and the transaction continues
-        (sqlite.org/lang_conflict.html, ABORT). Today, schemas.py refuses such values. A
-        new constraint, such as UNIQUE, needs this method.
+        A new constraint, such as UNIQUE, needs this: SQLite undoes only this statement,
+        and the transaction continues (sqlite.org/lang_conflict.html, ABORT). Values
+        that violate the constraints of today are refused by schemas.py.
         """
         try:
             self.rows = connection.execute(self.sql, self.values).fetchall()
@@ -335,21 +336,21 @@ class Write:
             self.error = error
 
 
-@dataclass
 class Batch:
-    """Writes that share a commit, and the error of all of them if it fails."""
+    """Writes that share a commit, and its error if it fails."""
 
-    writes: list[Write] = field(default_factory=list)
-    error: BaseException | None = None
-    # wait() returns as soon as another thread has called set().
-    is_done: Event = field(default_factory=Event)
+    def __init__(self) -> None:
+        self.writes: list[Write] = []
+        self.error: BaseException | None = None
+        # wait() returns as soon as another thread has called set().
+        self.is_done = Event()
 
     def execute(self, connection: sqlite3.Connection) -> None:
         """Execute the writes in one transaction."""
         # At the end of this block, the connection commits. After an error, it rolls
         # back.
         with connection:
-            # IMMEDIATE: wait for locks of other programs here, not at a statement.
+            # IMMEDIATE: wait for other programs here, not at a statement.
             connection.execute("BEGIN IMMEDIATE")
             for write in self.writes:
                 write.execute(connection)
@@ -363,7 +364,7 @@ class Database:
             found = sqlite3.sqlite_version
             raise StorageUnavailable(f"SQLite is {found}, but 3.38 or newer is needed")
         self._writer = SharedConnection(path)
-        # In memory, a second connection would not see the pets of the first one.
+        # In memory, a second connection would have a database of its own.
         in_memory = self._writer.in_memory
         self._reader = self._writer if in_memory else SharedConnection(path)
         # The batch that the next write joins. If it is None, the write begins one.
@@ -376,8 +377,7 @@ class Database:
         def select(connection: sqlite3.Connection) -> Rows:
             return connection.execute(sql, values).fetchall()
 
-        rows: Rows = self._reader.use(select)
-        return rows
+        return self._reader.use(select)
 
     def write(self, sql: str, values: Values) -> Rows:
         """Return the rows of a statement once its changes are on the disk.
@@ -387,7 +387,7 @@ class Database:
         (group commit):
 
         1. Thread A begins a batch, and waits for the writer, which another thread uses.
-        2. Thread B joins the batch, and waits until A has executed both writes.
+        2. Thread B joins the batch, and waits for A.
         3. A gets the writer, lets no more writes join, and executes both writes.
         4. Thread C begins another batch, and waits for the writer.
         5. A commits, and lets B go on.
@@ -415,22 +415,23 @@ class Database:
                 self._stop_joining(batch)
                 self._writer.use(batch.execute)
         except BaseException as error:
+            # Also a KeyboardInterrupt: the other threads must not wait forever.
             batch.error = error
         finally:
-            # Again, because the wait for the lock may have been interrupted.
+            # Again, in case Ctrl-C has ended the wait for the lock.
             self._stop_joining(batch)
             batch.is_done.set()
 
     def _stop_joining(self, batch: Batch) -> None:
-        """Let the next write begin another batch, unless one has begun already."""
+        """If the next write would join this batch, let it begin another one."""
         with self._batch_lock:
             if self._joinable_batch is batch:
                 self._joinable_batch = None
 
     def close(self) -> None:
         """Close both connections. The next use opens them again."""
-        # Nothing may be written during a checkpoint: before SQLite 3.51.3, the write
-        # could be lost (sqlite.org/wal.html, section 11).
+        # The lock keeps writes out of both checkpoints: before SQLite 3.51.3, such a
+        # write could be lost (sqlite.org/wal.html, section 11).
         with self._writer.lock:
             self._writer.close()
             self._reader.close()

@@ -106,7 +106,7 @@ def test_unknown_parameters_are_ignored_and_the_last_of_a_repeated_one_counts(
     repeated = "limit=0&limit=1&status=&status=available"
     page = client.get(f"/v1/pets?Limit=0&x&%ff&{repeated}")
     assert page.get_json() == pets[:1]
-    # This byte is not UTF-8.
+    # WSGI has a character for each byte. This byte is not UTF-8.
     page = client.get("/v1/pets", environ_overrides={"QUERY_STRING": "x=\xff&limit=1"})
     assert page.get_json() == pets[:1]
 
