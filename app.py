@@ -51,7 +51,7 @@ PAGE_POLICY = (
     "frame-ancestors 'none'"
 )
 
-# v1 needs a key, public does not. The endpoints in v1 are the contract's names.
+# v1 needs a key, public does not. Endpoints in v1 are operationIds.
 v1 = Blueprint("v1", __name__, url_prefix="/v1")
 public = Blueprint("public", __name__)
 

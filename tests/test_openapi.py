@@ -118,7 +118,10 @@ def test_the_parameters_of_the_query_are_those_of_the_service() -> None:
     }
     for name, field in schemas.LIST_QUERY.fields.items():
         default = {} if field.load_default is None else {"default": field.load_default}
-        assert documented.pop(name) == {**json_schema(field), **default}
+        assert documented.pop(field.data_key or name) == {
+            **json_schema(field),
+            **default,
+        }
     assert documented == {}
 
 

@@ -94,7 +94,7 @@ NOT_A_STORE = "{}; it is not a pet store; choose another file."
         (
             create_tables(
                 storage.CREATE_TABLE,
-                "ALTER TABLE pets ADD COLUMN legs INTEGER",
+                "ALTER TABLE pets ADD COLUMN price REAL",
                 VERSION,
             ),
             NOT_A_STORE.format("table pets has 5 columns but 4 values were supplied"),

@@ -307,8 +307,8 @@ def test_a_damaged_file_is_503_and_refused_at_startup(
 def create_other_store(path: Path) -> Path:
     """Create a store with the pet Tom, close it, and return its path."""
     database = storage.Database(str(path))
-    tom = {"name": "Tom", "category_id": 1, "status": "sold"}
-    database.write(storage.INSERT_PET, tom)
+    columns = "name, category_id, status"
+    database.write(f"INSERT INTO pets ({columns}) VALUES ('Tom', 1, 'sold')", {})
     database.close()
     assert not wal_of(path).exists()
     return path
