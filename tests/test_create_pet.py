@@ -134,6 +134,16 @@ def test_a_malformed_body_is_refused_with_the_reason(
     assert message.startswith("Send a JSON object. The body could not be read: ")
 
 
+def test_a_body_that_is_cut_short_is_refused(client: FlaskClient) -> None:
+    # gunicorn sets input_terminated, so Werkzeug leaves the check to the application.
+    environ = {"CONTENT_LENGTH": "50", "wsgi.input_terminated": True}
+    options = {"content_type": "application/json", "environ_overrides": environ}
+    message = assert_error(
+        client.post("/v1/pets", data=REX, **options), 400, "malformed_body"
+    )
+    assert message.endswith("it is shorter than its Content-Length.")
+
+
 @pytest.mark.parametrize("media_type", ["", "text/plain", "application/xml"])
 def test_another_media_type_is_refused(client: FlaskClient, media_type: str) -> None:
     response = client.post("/v1/pets", data=REX, content_type=media_type)

@@ -46,7 +46,9 @@ def test_an_id_that_no_pet_can_have_matches_no_operation(
     assert "Deprecation" not in response.headers
 
 
-def test_ids_end_at_the_largest_int64(file_client: FlaskClient, database: Path) -> None:
+def test_ids_end_at_the_largest_int64(
+    file_client: FlaskClient, database: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     add_pet(file_client)
     # SQLite keeps the largest id of a table with AUTOINCREMENT here.
     update = "UPDATE sqlite_sequence SET seq = 9223372036854775806"
@@ -57,6 +59,7 @@ def test_ids_end_at_the_largest_int64(file_client: FlaskClient, database: Path) 
     assert file_client.get("/v1/pets/9223372036854775807").get_json() == pet
     # No id is left.
     assert_error(post_pet(file_client), 503, "storage_unavailable")
+    assert caplog.messages[-1].endswith("database or disk is full; free some space")
 
 
 def test_get_pet_is_gone_from_5_december_2030_on(

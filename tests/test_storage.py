@@ -130,6 +130,16 @@ def test_a_commit_waits_until_the_disk_has_synced(
 # Group commit.
 
 
+def test_an_index_finds_the_pets_of_a_status(
+    file_client: FlaskClient, database: Path
+) -> None:
+    with other_program(database) as program:
+        query = f"EXPLAIN QUERY PLAN {storage.SELECT_PAGE_OF_STATUS}"
+        values = {"status": "sold", "after": 0, "limit": 20}
+        [(*_, plan)] = program.execute(query, values).fetchall()
+    assert "pets_by_status (status=? AND rowid>?)" in plan
+
+
 def test_writes_that_wait_share_a_commit(
     file_client: FlaskClient, database: Path, statements: list[str]
 ) -> None:
@@ -236,12 +246,14 @@ def largest_file(size: int) -> Iterator[None]:
 
 
 def test_writes_are_503_while_the_disk_is_full(
-    file_client: FlaskClient, database: Path
+    file_client: FlaskClient, database: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pets = [add_pet(file_client)]
     with largest_file(wal_of(database).stat().st_size):
         assert_unavailable(post_pet(file_client, name="x" * 60_000))
         assert all_pets(file_client) == pets
+    reason = "disk I/O error; the disk may be full or failing"
+    assert caplog.messages[-1].endswith(reason)
     pets.append(add_pet(file_client))
     assert all_pets(file_client) == pets
 
