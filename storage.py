@@ -280,10 +280,13 @@ class SharedConnection:
                     "one"
                 )
             connection.execute(WRITE_PROBE)
-        # The file stays in WAL mode. This fails if another process that starts now is
-        # setting it, too.
-        with suppress(sqlite3.OperationalError):
+        try:
+            # The file stays in WAL mode.
             connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            # Another process that starts now may be setting it, too.
+            if not error.sqlite_errorname.startswith("SQLITE_BUSY"):
+                raise
 
     def _require_same_file(self) -> None:
         """Raise StorageUnavailable if another file or none is at the path.

@@ -299,6 +299,21 @@ def test_a_file_that_this_user_may_not_write_to_is_refused(
     assert str(refusal.value) == f"PETSTORE_DATABASE: {database}: {reason}"
 
 
+def test_a_folder_that_this_user_may_not_write_to_is_refused(
+    folder_of_nobody: Path,
+) -> None:
+    database = folder_of_nobody / "folder" / "pets.db"
+    database.parent.mkdir()
+    create_client(database)
+    # Backups are in this mode.
+    with other_program(database, "PRAGMA journal_mode = DELETE"):
+        pass
+    database.parent.chmod(0o555)
+    with pytest.raises(StartError, match="this user must be allowed to write"):
+        create_client(database)
+    database.parent.chmod(0o755)
+
+
 def test_a_damaged_file_is_503_and_refused_at_startup(
     database: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
