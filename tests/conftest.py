@@ -11,8 +11,7 @@ import app
 from tests.helpers import create_client
 
 # These files need Linux.
-LINUX = ["test_storage.py", "test_server.py"]
-LINUX += ["test_server_document.py", "test_readme.py"]
+LINUX = ["test_storage.py", "test_server.py", "test_deploy.py", "test_readme.py"]
 collect_ignore = [] if sys.platform == "linux" else LINUX
 
 
