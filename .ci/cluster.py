@@ -1,11 +1,13 @@
 """Try examples/rqlite.py on three rqlite nodes. Usage: cluster.py PATH_OF_RQLITED.
 
-16 clients add pets through two instances of the service, and one client follows the
-pages, while the leader is killed. Every pet that got a 201 has to be stored, none may
-be stored twice, and the client that follows the pages has to see all of them.
+First, deploy/cluster-restore has to refuse bad backups, and to load good ones. Then 16
+clients add pets through two instances of the service, and one client follows the pages,
+while the leader is killed. Every pet that got a 201 has to be stored, none may be
+stored twice, and the client that follows the pages has to see all of them.
 """
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -21,9 +23,10 @@ from threading import Event
 from typing import Any
 
 from examples.rqlite import RqliteStore
-from tests.helpers import add_pet, create_client
+from tests.helpers import add_pet, all_pets, create_client
 from tests.request_table import REQUESTS
 from tests.service import GUNICORN, Service, request, serving
+from tests.test_deploy import BAD_BACKUPS, Machine
 
 LOAD_SECONDS = 8.0
 KILL_AFTER = 2.0
@@ -73,6 +76,35 @@ def find_leader(addresses: list[str]) -> str:
                 except (OSError, HTTPException):
                     time.sleep(0.1)
     raise TimeoutError("the nodes have elected no leader")
+
+
+def try_restore(addresses: list[str], folder: Path) -> str:
+    """Restore bad backups, one of a single machine, and one of the cluster."""
+    machine = Machine(folder / "machine")
+    single = create_client(machine.database)
+    add_pet(single)
+    backup = machine.back_up()
+    store = RqliteStore(addresses)
+    cluster = create_client("", store)
+    for name in NAMES:
+        add_pet(cluster, name=name)
+    before = all_pets(cluster)
+    follower = addresses[find_leader(addresses) == addresses[0]]
+    for kind, spoil in BAD_BACKUPS.items():
+        bad = Path(shutil.copy(backup, folder / "bad.db"))
+        spoil(bad)
+        refused = machine.deploy("cluster-restore", follower, str(bad))
+        assert re.match("[1-9].*: Not restored. The cluster", refused), (kind, refused)
+        assert all_pets(cluster) == before, kind
+    restored = machine.deploy("cluster-restore", follower, str(backup))
+    assert restored.startswith("0: Restored. Pets in the cluster: 1."), restored
+    assert all_pets(cluster) == all_pets(single)
+    undone = machine.run(*restored.partition("To undo this: ")[2].split())
+    assert undone.returncode == 0, undone.stdout
+    assert all_pets(cluster) == before
+    # The next request creates it again, as in a new cluster.
+    store._execute("DROP TABLE pets")
+    return f"{len(BAD_BACKUPS)} bad backups refused, 2 restored"
 
 
 def try_requests(addresses: list[str]) -> None:
@@ -163,7 +195,8 @@ def main(rqlited: str) -> None:
             )
             for file in ("first.db", "second.db")
         ]
-        print(try_load(nodes, services))
+        restored = try_restore(addresses, folder)
+        print(f"{restored}; {try_load(nodes, services)}")
         try_requests(addresses)
 
 
