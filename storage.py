@@ -184,7 +184,7 @@ class SharedConnection:
     A file is in WAL mode (sqlite.org/wal.html): SQLite appends each commit to a second
     file, the write-ahead log (WAL), for example `pets.db-wal`. Later, in a checkpoint,
     it copies the WAL into `pets.db`. A commit does not change what others are reading,
-    so reads go on during a write.
+    so reads continue during a write.
     """
 
     def __init__(self, path: str) -> None:
@@ -393,7 +393,7 @@ class Database:
         2. Thread B joins the batch, and waits for A.
         3. A gets the writer, lets no more writes join, and executes both writes.
         4. Thread C begins another batch, and waits for the writer.
-        5. A commits, and lets B go on.
+        5. A commits, and lets B continue.
         """
         write = Write(sql, values)
         with self._batch_lock:
@@ -411,7 +411,7 @@ class Database:
         return write.rows
 
     def _commit(self, batch: Batch) -> None:
-        """Commit a batch, and let its threads go on. Keep any error in the batch."""
+        """Commit a batch, and let its threads continue. Keep any error in the batch."""
         try:
             # While this thread waits for the lock, other writes join the batch.
             with self._writer.lock:

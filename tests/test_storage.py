@@ -215,7 +215,7 @@ def test_the_next_write_succeeds_after_one_without_memory(
 # Locks, full and read-only disks, and damage.
 
 
-def test_reads_go_on_and_writes_are_503_while_another_program_holds_the_lock(
+def test_reads_continue_and_writes_are_503_while_another_program_holds_the_lock(
     file_client: FlaskClient, database: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pets = [add_pet(file_client)]
