@@ -51,7 +51,7 @@ PAGE_POLICY = (
     "frame-ancestors 'none'"
 )
 
-# v1 needs a key, public does not. Endpoints in v1 are operationIds.
+# v1 needs a key, public does not. The endpoint of an operation is its operationId.
 v1 = Blueprint("v1", __name__, url_prefix="/v1")
 public = Blueprint("public", __name__)
 
@@ -93,8 +93,8 @@ def create_app(
     app.register_blueprint(v1)
     app.register_blueprint(public)
     app.after_request(add_headers)
-    # A ServiceError is an HTTPException. So is what Flask makes of a bug, after it has
-    # logged the traceback: an InternalServerError.
+    # A ServiceError is an HTTPException. Flask makes one of a bug, too, after it has
+    # logged the traceback.
     app.register_error_handler(HTTPException, errors.error_response)
     app.register_error_handler(StorageUnavailable, errors.unavailable_response)
     return app
@@ -131,8 +131,8 @@ def check_request() -> None:
     # Werkzeug ignores additional slashes at the beginning of a path.
     if request.environ["PATH_INFO"].startswith("//"):
         abort(404)
-    # SQLite's integers have 64 bits. Not <int(max=...):pet_id> in the path: Werkzeug
-    # would answer 405 if another operation had the same path and another method.
+    # SQLite's integers have 64 bits. (Not <int(max=...)> in the path: if the path had
+    # another method, too, Werkzeug would answer 405.)
     if request.view_args and request.view_args.get("pet_id", 0) > schemas.MAX_INT64:
         abort(404)
     # Browsers send OPTIONS without the key.

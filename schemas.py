@@ -36,7 +36,7 @@ class NewPet(Schema):
     """
 
     # A lone surrogate is one half of a character in UTF-16: "\ud83d" without "\udc08".
-    # json.loads accepts it (RFC 8259, section 8.2), but UTF-8 cannot encode it.
+    # json.loads accepts it, but UTF-8 cannot encode it.
     name = fields.String(
         required=True,
         validate=validate.Regexp(
@@ -64,8 +64,8 @@ NEW_PET = NewPet(unknown=EXCLUDE)
 def parse_list_query(query_string: bytes) -> Mapping[str, Any]:
     """Return the limit, status and after of a query string.
 
-    Raise ServiceError (`invalid_query`) if a parameter is not valid. (Flask would parse
-    request.args for each request, so the query string is the argument.)
+    Raise ServiceError (`invalid_query`) if a parameter is not valid. (Flask parses
+    request.args each time, so the argument is the query string itself.)
     """
     text = query_string.decode(errors="replace")
     # In a dict, the last one of a repeated parameter counts.
@@ -89,8 +89,8 @@ def parse_body(schema: Schema) -> dict[str, Any]:
         members = json.loads(body, parse_float=parse_float)
     except (RequestEntityTooLarge, ServiceError):
         raise
-    # Each server has exceptions of its own for a body that it cannot read. json raises
-    # ValueError, or RecursionError if the body is nested too deeply.
+    # A server may raise an exception of its own for a body that it cannot read. json
+    # raises ValueError, or RecursionError if the body is nested too deeply.
     except Exception as error:
         message = f"Send a JSON object. The body could not be read: {error}."
         raise ServiceError("malformed_body", message, 400) from error
@@ -102,8 +102,8 @@ def parse_body(schema: Schema) -> dict[str, Any]:
 def parse_float(text: str) -> int | float:
     """Return 1.0 and 1e3 as integers, and 1.5 as a float.
 
-    In JSON Schema, 1.0 is an integer (Validation, section 6.1.1). From 2^53 on, a float
-    may be rounded. So it stays a float, and categoryId refuses floats.
+    In JSON Schema, 1.0 is an integer (Validation, section 6.1.1). Floats of 2^53 or
+    more may have been rounded, so they stay floats, and categoryId refuses them.
     """
     number = float(text)
     return int(number) if number.is_integer() and abs(number) < 2**53 else number

@@ -48,24 +48,24 @@ SELECT_PAGE_OF_STATUS = f"""
     WHERE status = :status AND id > :after
     ORDER BY id LIMIT :limit + 1
 """
-# A probe only tries an access. This one fails if the table cannot be read.
+# A probe tests whether the table can be used. This one fails if it cannot be read.
 READ_PROBE = "SELECT id FROM pets LIMIT 1"
-# This one adds no row. It fails unless the table has these four columns and can be
-# written to.
+# This one adds no pet. It fails unless the table has exactly these four columns and can
+# be written to.
 WRITE_PROBE = """
     INSERT INTO pets SELECT id, name, category_id, status FROM pets WHERE false
 """
 
 # Seconds that SQLite waits while another program has locked the file. A write may wait
-# twice as long: for a commit that waits, and then in its own.
+# twice as long: for the commit before it, and then for its own.
 BUSY_TIMEOUT = 2.0
 
 CHECK_ACCESS = (
     "it must be a file in an existing folder, and this user must be allowed to write "
     "to the file and to the folder"
 )
-# The errors that are not bugs, by SQLite's result code (sqlite.org/rescode.html): the
-# cause, or what to do.
+# SQLite's result codes (sqlite.org/rescode.html) that do not mean a bug, each with its
+# cause or with what to do.
 HINTS = {
     sqlite3.SQLITE_BUSY: "another program uses it",
     sqlite3.SQLITE_PROTOCOL: "another program uses it",
@@ -79,7 +79,7 @@ HINTS = {
 
 Values = Mapping[str, object]
 Rows = list[tuple[Any, ...]]
-# What a function returns.
+# `SharedConnection.use` returns what its function returns.
 Result = TypeVar("Result")
 
 
@@ -99,7 +99,7 @@ class Store(ABC):
       64-bit integer. Both are returned exactly as they were given.
     - Ids grow, and none is used again. Pets appear in the order of their ids. (In many
       databases, an id is assigned before the commit, so pet 8 may appear before pet 7.
-      Then a client that has read pet 8 would never see pet 7.)
+      Then a client that asks for the pets after 8 never sees pet 7.)
     - If `add` returns, the pet is stored for good. If `add` raises an exception, it is
       not stored. If a store cannot promise this, its documentation says so.
     - If the store cannot answer, a method raises StorageUnavailable within about five
@@ -139,7 +139,7 @@ class PetStore(Store):
         """
         self._database = Database(path)
         # Close the database when this store is garbage-collected or Python exits. (Not
-        # a method of this store: finalize would keep the store alive.)
+        # a method of this store: that would keep the store alive.)
         weakref.finalize(self, self._database.close)
 
     def list_page(
@@ -199,8 +199,8 @@ class SharedConnection:
         self.lock = RLock()
         self._connection: sqlite3.Connection | None = None
         try:
-            # Closed again, because a server may fork (copy this process) after this,
-            # and SQLite does not support open connections in the copy.
+            # Opened only to prepare the file: a server may fork (copy this process)
+            # after this, and SQLite does not support open connections in the copy.
             self._open(prepare=True).close()
         except sqlite3.Error as error:
             # Any other error means that the file is something else.
@@ -212,7 +212,7 @@ class SharedConnection:
         """Call a function with the connection, and return its result.
 
         Raise StorageUnavailable if the file at the path is not the one that was there
-        at startup, or if the function raises an error that HINTS lists.
+        at startup, or if SQLite reports an error that HINTS lists.
         """
         with self.lock:
             self._require_same_file()
@@ -241,11 +241,11 @@ class SharedConnection:
                 self._connection = None
 
     def _open(self, *, prepare: bool) -> sqlite3.Connection:
-        """Return a new connection, to a database with the schema if it is prepared."""
+        """Return a new connection. If `prepare` is true, create or check the schema."""
         connection = sqlite3.connect(
             self._path,
             timeout=BUSY_TIMEOUT,
-            isolation_level=None,  # Each BEGIN is in this module.
+            isolation_level=None,  # Python begins no transaction itself.
             check_same_thread=False,  # The lock lets one thread use it at a time.
         )
         try:
@@ -284,8 +284,8 @@ class SharedConnection:
             # The file stays in WAL mode.
             connection.execute("PRAGMA journal_mode = WAL")
         except sqlite3.OperationalError as error:
-            # Another process that starts now may be setting it, too.
-            if not error.sqlite_errorname.startswith("SQLITE_BUSY"):
+            # Another program uses the file. It may start now, and set this mode, too.
+            if find_hint(error) != HINTS[sqlite3.SQLITE_BUSY]:
                 raise
 
     def _require_same_file(self) -> None:
@@ -329,9 +329,9 @@ class Write:
     def execute(self, connection: sqlite3.Connection) -> None:
         """Execute the statement. If it violates a constraint, keep the error.
 
-        A new constraint, such as UNIQUE, needs this: SQLite undoes only this statement,
-        and the transaction continues (sqlite.org/lang_conflict.html, ABORT). Values
-        that violate the constraints of today are refused by schemas.py.
+        SQLite undoes only this statement then, and the transaction continues
+        (sqlite.org/lang_conflict.html, ABORT). Today, schemas.py refuses such values. A
+        UNIQUE constraint would need this.
         """
         try:
             self.rows = connection.execute(self.sql, self.values).fetchall()
@@ -376,11 +376,9 @@ class Database:
 
     def read(self, sql: str, values: Values) -> Rows:
         """Return the rows of a query."""
-
-        def select(connection: sqlite3.Connection) -> Rows:
-            return connection.execute(sql, values).fetchall()
-
-        return self._reader.use(select)
+        return self._reader.use(
+            lambda connection: connection.execute(sql, values).fetchall()
+        )
 
     def write(self, sql: str, values: Values) -> Rows:
         """Return the rows of a statement once its changes are on the disk.
@@ -404,7 +402,8 @@ class Database:
             is_first = len(batch.writes) == 1
         if is_first:
             self._commit(batch)
-        batch.is_done.wait()
+        else:
+            batch.is_done.wait()
         error = batch.error or write.error
         if error:
             raise error
@@ -418,11 +417,11 @@ class Database:
                 self._stop_joining(batch)
                 self._writer.use(batch.execute)
         except BaseException as error:
-            # Also a KeyboardInterrupt: the other threads must not wait forever.
+            # Also a KeyboardInterrupt, or the other threads would report success.
             batch.error = error
-        finally:
-            # Again, in case Ctrl-C has ended the wait for the lock.
+            # Again, in case the wait for the lock was interrupted.
             self._stop_joining(batch)
+        finally:
             batch.is_done.set()
 
     def _stop_joining(self, batch: Batch) -> None:
@@ -432,9 +431,9 @@ class Database:
                 self._joinable_batch = None
 
     def close(self) -> None:
-        """Close both connections. The next use opens them again."""
-        # The lock keeps writes out of both checkpoints: before SQLite 3.51.3, such a
-        # write could be lost (sqlite.org/wal.html, section 11).
+        """Close both connections."""
+        # No write during a checkpoint: before SQLite 3.51.3, it could be lost
+        # (sqlite.org/wal.html, section 11).
         with self._writer.lock:
             self._writer.close()
             self._reader.close()

@@ -127,9 +127,6 @@ def test_a_commit_waits_until_the_disk_has_synced(
     assert "PRAGMA synchronous = FULL" in statements
 
 
-# Group commit.
-
-
 def test_an_index_finds_the_pets_of_a_status(
     file_client: FlaskClient, database: Path
 ) -> None:
@@ -138,6 +135,9 @@ def test_an_index_finds_the_pets_of_a_status(
         values = {"status": "sold", "after": 0, "limit": 20}
         [(*_, plan)] = program.execute(query, values).fetchall()
     assert "pets_by_status (status=? AND rowid>?)" in plan
+
+
+# Group commit.
 
 
 def test_writes_that_wait_share_a_commit(
