@@ -216,8 +216,10 @@ def test_the_next_write_succeeds_after_one_without_memory(
 
 
 def test_reads_continue_and_writes_are_503_while_another_program_holds_the_lock(
-    file_client: FlaskClient, database: Path, caplog: pytest.LogCaptureFixture
+    database: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(storage, "BUSY_TIMEOUT", 0.5)
+    file_client = create_client(database)
     pets = [add_pet(file_client)]
     with ThreadPoolExecutor(32) as threads:
         with other_program(database, "BEGIN IMMEDIATE"):
