@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
 from threading import Event
@@ -104,8 +104,9 @@ class Machine:
             "PETSTORE_DATABASE": str(self.database),
             "PETSTORE_BACKUPS": str(self.backups),
             "PETSTORE_USER": str(os.getuid()),
-            # The packages are installed already.
+            # The packages are installed already, and so is what they depend on.
             "PIP_NO_INDEX": "1",
+            "PIP_NO_DEPS": "1",
             "GIT_CONFIG_GLOBAL": os.devnull,
             **settings,
         }
@@ -121,6 +122,7 @@ class Machine:
 
     def deploy(self, script: str, *arguments: str, **settings: str) -> str:
         """Run a script of deploy/, and return its exit status and its last line."""
+        (self.root / "calls").write_text("")
         command = str(self.clone / "deploy" / script)
         process = self.run(command, *arguments, **settings)
         return f"{process.returncode}: {process.stdout.splitlines()[-1]}"
@@ -143,10 +145,9 @@ class Machine:
         return self.run(*git, "describe", "--always", "--dirty").stdout
 
     def start(self) -> None:
-        """Start the service, and forget the call."""
+        """Start the service."""
         process = self.run("systemctl", "start", "petstore")
         assert process.returncode == 0, self.log()
-        (self.root / "calls").unlink()
 
     def kill(self) -> None:
         """Kill every process of the service with SIGKILL."""
@@ -156,9 +157,8 @@ class Machine:
             pid.unlink()
 
     def calls(self) -> list[str]:
-        """Return the calls of systemctl."""
-        calls = self.root / "calls"
-        return calls.read_text().splitlines() if calls.exists() else []
+        """Return the calls of systemctl by the last script."""
+        return (self.root / "calls").read_text().splitlines()
 
     def log(self) -> str:
         return (self.root / "log").read_text()
@@ -179,33 +179,24 @@ class Machine:
 
     def pets(self) -> list[str]:
         """Return the names of the pets that the service has."""
-        response = self.request("GET", "/v1/pets?limit=100")
-        return [pet["name"] for pet in response.body]
+        names: list[str] = []
+        after = 0
+        while page := self.request("GET", f"/v1/pets?after={after}").body:
+            names += [pet["name"] for pet in page]
+            after = page[-1]["id"]
+        return names
 
 
-@contextmanager
-def running_machine(root: Path) -> Iterator[Machine]:
-    """Run the service during a `with` block. It has the pet Rex."""
-    machine = Machine(root)
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """Return a machine whose service runs before and after each test."""
+    machine = Machine(tmp_path_factory.mktemp("deploy") / "machine")
     try:
         machine.start()
         machine.add("Rex")
         yield machine
     finally:
         machine.kill()
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> Iterator[Machine]:
-    with running_machine(tmp_path / "machine") as machine:
-        yield machine
-
-
-@pytest.fixture(scope="module")
-def shared_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    """Return a machine for tests after which it is as it was."""
-    with running_machine(tmp_path_factory.mktemp("shared") / "machine") as machine:
-        yield machine
 
 
 def names_in(database: Path) -> list[str]:
@@ -226,12 +217,12 @@ def content(folder: Path) -> dict[str, bytes | None]:
 # backup
 
 
-def test_a_backup_has_every_pet_that_was_added_before(shared_machine: Machine) -> None:
-    added = shared_machine.pets()
+def test_a_backup_has_every_pet_that_was_added_before(machine: Machine) -> None:
+    added = machine.pets()
     is_over = Event()
 
     def add_pets() -> None:
-        with closing(shared_machine.connect()) as connection:
+        with closing(machine.connect()) as connection:
             while not is_over.is_set():
                 name = str(len(added))
                 pet = {**NEW_PET, "name": name}
@@ -243,7 +234,7 @@ def test_a_backup_has_every_pet_that_was_added_before(shared_machine: Machine) -
         try:
             counts = [len(added)]
             for _ in range(5):
-                backup = shared_machine.back_up()
+                backup = machine.back_up()
                 names = names_in(backup)
                 assert names == added[: len(names)]
                 assert len(names) >= counts[-1]
@@ -256,28 +247,29 @@ def test_a_backup_has_every_pet_that_was_added_before(shared_machine: Machine) -
 
 
 def test_old_backups_are_removed_but_not_by_a_backup_that_fails(
-    shared_machine: Machine,
+    machine: Machine,
 ) -> None:
-    shared_machine.back_up()
+    machine.back_up()
     for name, days in (("pets-older.db", 31), ("pets-younger.db", 29)):
-        file = shared_machine.backups / name
+        file = machine.backups / name
         file.touch()
         seconds = file.stat().st_mtime - days * 86400
         os.utime(file, (seconds, seconds))
-    before = content(shared_machine.backups)
-    missing = str(shared_machine.root / "missing.db")
-    failed = shared_machine.deploy("backup", PETSTORE_DATABASE=missing)
+    before = content(machine.backups)
+    missing = str(machine.root / "missing.db")
+    failed = machine.deploy("backup", PETSTORE_DATABASE=missing)
     assert failed == "1: Not backed up. No older backup was removed."
-    assert content(shared_machine.backups) == before
-    backup = shared_machine.back_up()
-    kept = before.keys() - {str(shared_machine.backups / "pets-older.db")}
-    assert content(shared_machine.backups).keys() == kept | {str(backup)}
+    assert content(machine.backups) == before
+    backup = machine.back_up()
+    kept = before.keys() - {str(machine.backups / "pets-older.db")}
+    assert content(machine.backups).keys() == kept | {str(backup)}
 
 
 # restore
 
 
 def test_a_restore_can_be_undone_even_after_a_crash(machine: Machine) -> None:
+    pets = machine.pets()
     backup = machine.back_up()
     machine.add("Tom")
     machine.kill()
@@ -286,25 +278,26 @@ def test_a_restore_can_be_undone_even_after_a_crash(machine: Machine) -> None:
     restored = machine.deploy("restore", str(backup))
     assert restored.startswith("0: Restored. ")
     assert machine.calls() == ["stop petstore", "start petstore"]
-    assert machine.pets() == ["Rex"]
+    assert machine.pets() == pets
     assert machine.database.stat().st_mode & 0o777 == 0o600
     machine.add("Ada")
     undo = restored.partition("To undo this: ")[2].split()
-    assert machine.run(*undo).returncode == 0
-    assert machine.pets() == ["Rex", "Tom"]
-    [tom, ada] = sorted(machine.database.parent.glob("old-*"), key=os.path.getmtime)
-    assert names_in(ada / "pets.db") == ["Rex", "Ada"]
-    assert names_in(tom / "pets.db") == ["Rex", "Tom"]
+    undone = machine.run(*undo)
+    assert undone.returncode == 0
+    assert machine.pets() == [*pets, "Tom"]
+    [old] = re.findall("The files from before are in ([^ ]+)[.] ", undone.stdout)
+    assert names_in(Path(old, "pets.db")) == [*pets, "Ada"]
 
 
 def test_a_restore_says_if_the_service_does_not_start(machine: Machine) -> None:
+    pets = machine.pets()
     backup = machine.back_up()
     machine.kill()
     machine.database.unlink()
     restored = machine.deploy("restore", str(backup), PETSTORE_API_KEYS="")
     assert restored.startswith("1: Restored, but the service does not start")
     machine.start()
-    assert machine.pets() == ["Rex"]
+    assert machine.pets() == pets
 
 
 def with_other_columns(backup: Path) -> None:
@@ -340,16 +333,16 @@ BAD_BACKUPS: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("spoil", BAD_BACKUPS.values(), ids=BAD_BACKUPS)
 def test_a_bad_backup_is_refused_while_the_service_continues(
-    shared_machine: Machine, spoil: Callable[[Path], object]
+    machine: Machine, spoil: Callable[[Path], object]
 ) -> None:
-    backup = shared_machine.back_up()
+    backup = machine.back_up()
     spoil(backup)
-    before = content(shared_machine.database.parent)
-    refused = shared_machine.deploy("restore", str(backup))
+    before = content(machine.database.parent)
+    refused = machine.deploy("restore", str(backup))
     assert re.match("[1-9].*: Not restored. The service and its pets are as", refused)
-    assert content(shared_machine.database.parent) == before
-    assert shared_machine.calls() == []
-    shared_machine.add("Ada")
+    assert content(machine.database.parent) == before
+    assert machine.calls() == []
+    machine.add("Ada")
 
 
 # upgrade
@@ -359,36 +352,38 @@ def test_an_upgrade_can_be_rolled_back(machine: Machine) -> None:
     def title() -> str:
         return str(machine.request("GET", "/v1/openapi.json").body["info"]["title"])
 
-    assert machine.deploy("upgrade").startswith("0: Nothing new. ")
-    assert machine.calls() == []
     first_title = title()
     document = json.loads((machine.origin / "openapi.json").read_text())
     document["info"]["title"] = "Second version"
     (machine.origin / "openapi.json").write_text(json.dumps(document))
     machine.commit()
+    pets = machine.pets()
     upgraded = machine.deploy("upgrade")
     assert upgraded.startswith("0: Upgraded to ")
     assert machine.calls() == ["restart petstore"]
     assert title() == "Second version"
-    [backup] = re.findall(r"Backup: (\S+)\. ", upgraded)
-    assert names_in(Path(backup)) == ["Rex"]
+    [backup] = re.findall("Backup: ([^ ]+)[.] ", upgraded)
+    assert names_in(Path(backup)) == pets
+    assert machine.deploy("upgrade").startswith("0: Nothing new. ")
+    assert machine.calls() == []
     roll_back = upgraded.partition("To roll back: ")[2].split()
     assert machine.run(*roll_back).returncode == 0
     assert title() == first_title
-    assert machine.pets() == ["Rex"]
+    assert machine.pets() == pets
 
 
-def test_a_version_that_cannot_start_is_not_installed(
-    shared_machine: Machine,
-) -> None:
-    version = shared_machine.version()
-    (shared_machine.origin / "app.py").write_text("import a_module_that_is_missing")
-    shared_machine.commit()
-    refused = shared_machine.deploy("upgrade")
+def test_a_version_that_cannot_start_is_not_installed(machine: Machine) -> None:
+    version = machine.version()
+    app = (machine.origin / "app.py").read_text()
+    (machine.origin / "app.py").write_text("import a_module_that_is_missing")
+    machine.commit()
+    refused = machine.deploy("upgrade")
     assert re.match("[1-9]: Not upgraded. The service was not restarted;", refused)
-    assert shared_machine.calls() == []
-    assert shared_machine.version() == version
-    shared_machine.add("Ada")
+    assert machine.calls() == []
+    assert machine.version() == version
+    machine.add("Ada")
+    (machine.origin / "app.py").write_text(app)
+    machine.commit()
 
 
 # The documents.
