@@ -93,8 +93,8 @@ def create_app(
     app.register_blueprint(v1)
     app.register_blueprint(public)
     app.after_request(add_headers)
-    # A ServiceError is an HTTPException. Flask makes one of a bug, too, after it has
-    # logged the traceback.
+    # A ServiceError is an HTTPException. Flask logs the traceback of a bug, and makes
+    # it one, too.
     app.register_error_handler(HTTPException, errors.error_response)
     app.register_error_handler(StorageUnavailable, errors.unavailable_response)
     return app
@@ -131,8 +131,8 @@ def check_request() -> None:
     # Werkzeug ignores additional slashes at the beginning of a path.
     if request.environ["PATH_INFO"].startswith("//"):
         abort(404)
-    # SQLite's integers have 64 bits. (Not <int(max=...)> in the path: if the path had
-    # another method, too, Werkzeug would answer 405.)
+    # SQLite's integers have 64 bits. (With <int(max=...)> in the path, Werkzeug would
+    # answer 405 if the path had another method, too.)
     if request.view_args and request.view_args.get("pet_id", 0) > schemas.MAX_INT64:
         abort(404)
     # Browsers send OPTIONS without the key.

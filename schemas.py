@@ -1,7 +1,7 @@
 """Input: queries and bodies.
 
 The schemas are marshmallow's: https://marshmallow.readthedocs.io/en/stable/quickstart.html
-The sections on loading, validation, required fields and unknown fields are enough.
+Read its sections on loading, validation, required fields and unknown fields.
 """
 
 import json
@@ -64,8 +64,8 @@ NEW_PET = NewPet(unknown=EXCLUDE)
 def parse_list_query(query_string: bytes) -> Mapping[str, Any]:
     """Return the limit, status and after of a query string.
 
-    Raise ServiceError (`invalid_query`) if a parameter is not valid. (Flask parses
-    request.args each time, so the argument is the query string itself.)
+    Raise ServiceError (`invalid_query`) if a parameter is not valid. (Not request.args:
+    Flask would parse it even for a query string in the cache.)
     """
     text = query_string.decode(errors="replace")
     # In a dict, the last one of a repeated parameter counts.

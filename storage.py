@@ -130,7 +130,10 @@ class Store(ABC):
 
 
 class PetStore(Store):
-    """The pets in an SQLite file, or in memory if the path is `:memory:`."""
+    """The pets in an SQLite file, or in memory if the path is `:memory:`.
+
+    If the disk is full or reports an error, `add` may raise after it stored the pet.
+    """
 
     def __init__(self, path: str) -> None:
         """Create the file if it is missing, and check it if it is there.
@@ -203,7 +206,7 @@ class SharedConnection:
             # after this, and SQLite does not support open connections in the copy.
             self._open(prepare=True).close()
         except sqlite3.Error as error:
-            # Any other error means that the file is something else.
+            # Any other error means that it is no pet store.
             hint = find_hint(error) or "it is not a pet store; choose another file"
             raise self._unavailable(f"{error}; {hint}") from error
         self._file_at_startup = self._file_at_path()
@@ -260,8 +263,7 @@ class SharedConnection:
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
         """Create the schema in an empty database, or check that it is there."""
-        # At the end of this block, the connection commits. After an error, it rolls
-        # back.
+        # At the end, the connection commits. After an error, it rolls back.
         with connection:
             # IMMEDIATE: if several processes start at once, the first one creates the
             # schema, and the others wait here.
@@ -284,7 +286,7 @@ class SharedConnection:
             # The file stays in WAL mode.
             connection.execute("PRAGMA journal_mode = WAL")
         except sqlite3.OperationalError as error:
-            # Another program uses the file. It may start now, and set this mode, too.
+            # Another process may be starting now, and setting this mode, too.
             if find_hint(error) != HINTS[sqlite3.SQLITE_BUSY]:
                 raise
 
@@ -330,8 +332,8 @@ class Write:
         """Execute the statement. If it violates a constraint, keep the error.
 
         SQLite undoes only this statement then, and the transaction continues
-        (sqlite.org/lang_conflict.html, ABORT). Today, schemas.py refuses such values. A
-        UNIQUE constraint would need this.
+        (sqlite.org/lang_conflict.html, ABORT). Today, schemas.py refuses such values,
+        but a UNIQUE constraint would need this method.
         """
         try:
             self.rows = connection.execute(self.sql, self.values).fetchall()
@@ -350,8 +352,7 @@ class Batch:
 
     def execute(self, connection: sqlite3.Connection) -> None:
         """Execute the writes in one transaction."""
-        # At the end of this block, the connection commits. After an error, it rolls
-        # back.
+        # At the end, the connection commits. After an error, it rolls back.
         with connection:
             # IMMEDIATE: wait for other programs here, not at a statement.
             connection.execute("BEGIN IMMEDIATE")

@@ -35,8 +35,8 @@ ANSWER_TIMEOUT = 3.0
 
 HEADERS = {
     "Content-Type": "application/json",
-    # The node closes the connection. If this program closed it, its port could not be
-    # used for a minute (TIME_WAIT), and under load no port might be left.
+    # The node closes the connection. If this program did, its port would be blocked
+    # for a minute (TIME_WAIT), and under load no port might be left.
     "Connection": "close",
 }
 

@@ -285,7 +285,7 @@ def test_a_restore_can_be_undone_even_after_a_crash(machine: Machine) -> None:
     undone = machine.run(*undo)
     assert undone.returncode == 0
     assert machine.pets() == [*pets, "Tom"]
-    [old] = re.findall("The files from before are in ([^ ]+)[.] ", undone.stdout)
+    [old] = re.findall("The previous files are in ([^ ]+)[.] ", undone.stdout)
     assert names_in(Path(old, "pets.db")) == [*pets, "Ada"]
 
 
