@@ -29,7 +29,8 @@ import app
 import storage
 from storage import StorageUnavailable
 
-# Seconds to wait for a node to accept a connection, and then for its answer.
+# Seconds to wait for a node to accept a connection, and then for each part of its
+# answer.
 CONNECT_TIMEOUT = 1.0
 ANSWER_TIMEOUT = 3.0
 
@@ -111,8 +112,8 @@ class RqliteStore(storage.Store):
         node, connection = self._connect()
         try:
             return post(connection, statements)
-        # ValueError and LookupError: the answer is not rqlite's JSON.
-        except (OSError, HTTPException, ValueError, LookupError) as error:
+        # ValueError, LookupError and TypeError: the answer is not rqlite's JSON.
+        except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
             self._move_to_end(node)
             raise StorageUnavailable(f"{node}: {error}") from error
         finally:
