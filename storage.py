@@ -206,7 +206,7 @@ class SharedConnection:
             # after this, and SQLite does not support open connections in the copy.
             self._open(prepare=True).close()
         except sqlite3.Error as error:
-            # Any other error means that it is no pet store.
+            # Any other error means that the file is not a pet store.
             hint = find_hint(error) or "it is not a pet store; choose another file"
             raise self._unavailable(f"{error}; {hint}") from error
         self._file_at_startup = self._file_at_path()

@@ -58,7 +58,7 @@ def test_the_embedding_program_serves_pets_below_its_prefix(
     [program] = blocks("Embedding", "python")
     command = blocks("Embedding", "sh")[number]
     (tmp_path / "shop.py").write_text(program.replace("demo-key", KEY))
-    command = command.replace("$PYTHONPATH/.venv/bin/", "exec ")
+    command = re.sub(r'"\$PYTHONPATH/\.venv/bin/(\w+)"', r"exec \1", command)
     command = command.replace("/path/to/clone", str(ROOT)).strip()
     shell = ["sh", "-c", f"cd {tmp_path}; {command} {port}"]
     with serving(tmp_path / "unused.db", shell) as shop:
