@@ -77,7 +77,7 @@ def test_a_client_that_follows_the_links_sees_pets_that_are_added_meanwhile(
     file_client: FlaskClient,
 ) -> None:
     def add_pets() -> list[int]:
-        return [add_pet(file_client)["id"] for _ in range(50)]
+        return [add_pet(file_client)["id"] for _ in range(15)]
 
     with ThreadPoolExecutor(4) as threads:
         writers = [threads.submit(add_pets) for _ in range(4)]
