@@ -154,7 +154,7 @@ class PetStore(Store):
         rows = self._database.read(sql, values)
         page = rows[:limit]
         last_id = page[-1][0] if len(rows) > limit else None
-        return "[" + ",".join([pet for _, pet in page]) + "]", last_id
+        return "[" + ",\n".join([pet for _, pet in page]) + "]", last_id
 
     def add(self, *, name: str, category_id: int, status: str) -> tuple[int, str]:
         """Store a pet on the disk, and return its id and its JSON."""

@@ -69,7 +69,7 @@ class RqliteStore(storage.Store):
         rows = self._execute(sql, limit=limit, status=status, after=after)
         page = rows[:limit]
         last_id = page[-1][0] if len(rows) > limit else None
-        return "[" + ",".join([pet for _, pet in page]) + "]", last_id
+        return "[" + ",\n".join([pet for _, pet in page]) + "]", last_id
 
     def add(self, *, name: str, category_id: int, status: str) -> tuple[int, str]:
         """Store a pet, and return its id and its JSON."""

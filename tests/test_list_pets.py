@@ -11,7 +11,11 @@ from tests.helpers import add_pet, all_pets, assert_error
 def test_pets_are_listed_oldest_first(client: FlaskClient) -> None:
     pets = [add_pet(client, name="Tom", status="sold"), add_pet(client, name="Ada")]
     assert [pet["id"] for pet in pets] == [1, 2]
-    assert client.get("/v1/pets").get_json() == pets
+    response = client.get("/v1/pets")
+    assert response.get_json() == pets
+    # One pet per line.
+    assert response.text.count("\n") == 2
+    assert response.text.startswith('[{"id":1,')
 
 
 def test_a_store_without_pets_is_an_empty_array(client: FlaskClient) -> None:
