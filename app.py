@@ -1,7 +1,6 @@
 """The application: its settings, its routes, and how the other modules are connected.
 
-The contract is the Animal Store Service Interface 1.0.0, which this service implements.
-It is not part of this repository, but openapi.json describes the same operations.
+The contract is the Animal Store Service Interface 1.0.0. openapi.json describes it.
 """
 
 import json
@@ -27,10 +26,8 @@ DEPRECATED_AT = datetime(2026, 11, 20, tzinfo=UTC)
 # The contract: "is removed on 5 December 2030. Until then it is available."
 REMOVED_AT = datetime(2030, 12, 5, tzinfo=UTC)
 GET_PET_HEADERS = {
-    # @ and the seconds since 1970 (RFC 9745).
-    "Deprecation": f"@{DEPRECATED_AT.timestamp():.0f}",
-    # RFC 8594
-    "Sunset": http_date(REMOVED_AT),
+    "Deprecation": f"@{DEPRECATED_AT.timestamp():.0f}",  # In seconds (RFC 9745).
+    "Sunset": http_date(REMOVED_AT),  # RFC 8594
 }
 
 # The headers of every response.
@@ -50,6 +47,10 @@ PAGE_POLICY = (
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'"
 )
+
+# Read at import: an upgrade replaces these files while the old version still runs.
+PAGE = Path(__file__).with_name("index.html").read_bytes()
+OPENAPI = json.loads(Path(__file__).with_name("openapi.json").read_bytes())
 
 # v1 needs a key, public does not. The endpoint of an operation is its operationId.
 v1 = Blueprint("v1", __name__, url_prefix="/v1")
@@ -93,8 +94,8 @@ def create_app(
     app.register_blueprint(v1)
     app.register_blueprint(public)
     app.after_request(add_headers)
-    # A ServiceError is an HTTPException. Flask logs the traceback of a bug, and makes
-    # it one, too.
+    # A ServiceError is an HTTPException. Flask logs the traceback of a bug, and turns it
+    # into an HTTPException, too.
     app.register_error_handler(HTTPException, errors.error_response)
     app.register_error_handler(StorageUnavailable, errors.unavailable_response)
     return app
@@ -128,11 +129,7 @@ def open_store(app: Flask) -> Store:
 @v1.before_request
 def check_request() -> None:
     """Refuse a path that no operation has, and a request without a valid key."""
-    # Werkzeug ignores additional slashes at the beginning of a path.
-    if request.environ["PATH_INFO"].startswith("//"):
-        abort(404)
-    # SQLite's integers have 64 bits. (With <int(max=...)> in the path, Werkzeug would
-    # answer 405 if the path had another method, too.)
+    # No pet has a larger id. <int(max=...)> is a 405 once the path has another method.
     if request.view_args and request.view_args.get("pet_id", 0) > schemas.MAX_INT64:
         abort(404)
     # Browsers send OPTIONS without the key.
@@ -146,13 +143,15 @@ def add_headers(response: Response) -> Response:
     Before a page of another origin sends a request with a key, the browser sends a
     preflight request: OPTIONS asks which methods and headers the page may use.
     """
+    headers = response.headers
     for name, value in RESPONSE_HEADERS.items():
-        response.headers.add(name, value)
+        headers.add(name, value)
     # Flask answers OPTIONS, with the methods of the path in Allow. A 404 has no Allow.
-    if request.method == "OPTIONS" and "Allow" in response.headers:
-        response.headers["Access-Control-Allow-Methods"] = response.headers["Allow"]
-        response.headers["Access-Control-Allow-Headers"] = "Authorization, Content-Type"
-        response.headers["Access-Control-Max-Age"] = "7200"
+    if request.method == "OPTIONS" and "Allow" in headers:
+        headers["Access-Control-Allow-Methods"] = headers["Allow"]
+        # *: any other header, such as those for tracing, but never Authorization.
+        headers["Access-Control-Allow-Headers"] = "Authorization, Content-Type, *"
+        headers["Access-Control-Max-Age"] = "7200"
     return response
 
 
@@ -173,7 +172,7 @@ def create_pet() -> Response:
     """Add an animal."""
     new_pet = schemas.parse_body(schemas.NEW_PET)
     pet_id, pet = get_store().add(**new_pet)
-    if now() >= REMOVED_AT:  # The pet has no URL.
+    if now() >= REMOVED_AT:  # Location would name getPet, which is gone.
         return json_response(pet, 201)
     return json_response(pet, 201, {"Location": url_for(".getPet", pet_id=pet_id)})
 
@@ -196,10 +195,8 @@ def get_pet(pet_id: int) -> Response:
 @public.get("/v1/openapi.json", endpoint="getOpenapi")
 def get_openapi() -> Response:
     """Return openapi.json, with the prefix of this service in `servers`."""
-    with current_app.open_resource("openapi.json") as file:
-        document = json.load(file)
-    document["servers"] = [{"url": url_for("v1.listPets").removesuffix("/pets")}]
-    return json_response(json.dumps(document, separators=(",", ":")))
+    servers = [{"url": url_for("v1.listPets").removesuffix("/pets")}]
+    return json_response(json.dumps({**OPENAPI, "servers": servers}, indent=2))
 
 
 @public.get("/healthz")
@@ -212,8 +209,7 @@ def get_health() -> Response:
 @public.get("/")
 def get_page() -> Response:
     """Return index.html."""
-    with current_app.open_resource("index.html") as file:
-        return Response(file.read(), headers={"Content-Security-Policy": PAGE_POLICY})
+    return Response(PAGE, headers={"Content-Security-Policy": PAGE_POLICY})
 
 
 def now() -> datetime:
@@ -232,3 +228,7 @@ def json_response(
 ) -> Response:
     """Return a response with a body that is JSON already."""
     return Response(body + "\n", status, headers, content_type="application/json")
+
+
+if __name__ == "__main__":
+    raise SystemExit("Start the service with `flask run`: README.md has the whole line.")

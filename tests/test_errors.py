@@ -52,7 +52,8 @@ def test_options_answers_a_preflight_request(anonymous: FlaskClient) -> None:
     headers = response.headers
     assert set(response.allow) == {"GET", "HEAD", "OPTIONS"}
     assert headers["Access-Control-Allow-Methods"] == headers["Allow"]
-    assert headers["Access-Control-Allow-Headers"] == "Authorization, Content-Type"
+    allowed = "Authorization, Content-Type, *"
+    assert headers["Access-Control-Allow-Headers"] == allowed
     assert headers["Access-Control-Max-Age"] == "7200"
 
 
