@@ -94,8 +94,8 @@ def create_app(
     app.register_blueprint(v1)
     app.register_blueprint(public)
     app.after_request(add_headers)
-    # A ServiceError is an HTTPException. Flask logs the traceback of a bug, and turns it
-    # into an HTTPException, too.
+    # A ServiceError is an HTTPException. Flask logs the traceback of a bug, and turns
+    # the bug into an HTTPException, too.
     app.register_error_handler(HTTPException, errors.error_response)
     app.register_error_handler(StorageUnavailable, errors.unavailable_response)
     return app
@@ -231,4 +231,4 @@ def json_response(
 
 
 if __name__ == "__main__":
-    raise SystemExit("Start the service with `flask run`: README.md has the whole line.")
+    raise SystemExit("Start the service with `flask run`, as README.md shows.")
