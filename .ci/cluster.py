@@ -81,9 +81,11 @@ def find_leader(addresses: list[str]) -> str:
 def try_restore(addresses: list[str], folder: Path) -> str:
     """Restore bad backups, one of a single machine, and one of the cluster."""
     machine = Machine(folder / "machine")
-    single = create_client(machine.database)
-    add_pet(single)
+    machine.start()
+    machine.add("Rex")
+    single = machine.request("GET", "/v1/pets").body
     backup = machine.back_up()
+    machine.kill()
     store = RqliteStore(addresses)
     cluster = create_client("", store)
     for name in NAMES:
@@ -98,9 +100,8 @@ def try_restore(addresses: list[str], folder: Path) -> str:
         assert all_pets(cluster) == before, kind
     restored = machine.deploy("cluster-restore", follower, str(backup))
     assert restored.startswith("0: Restored. Pets in the cluster: 1."), restored
-    assert all_pets(cluster) == all_pets(single)
-    undone = machine.run(*restored.partition("To undo this: ")[2].split())
-    assert undone.returncode == 0, undone.stdout
+    assert all_pets(cluster) == single
+    machine.paste(restored, "To undo this: ")
     assert all_pets(cluster) == before
     # The next request creates it again, as in a new cluster.
     store._execute("DROP TABLE pets")

@@ -1,8 +1,10 @@
 """deploy/: backup, restore and upgrade, because a mistake there loses pets.
 
-The scripts run as they are, in a clone of their own, while the service runs.
+The scripts run as they are, in a clone of their own, while the service runs. As root,
+they let `nobody` be the user of the service. .ci/attack.py lets this user attack.
 """
 
+import getpass
 import json
 import os
 import re
@@ -11,11 +13,14 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import sysconfig
+import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
+from string import Template
 from threading import Event
 
 import pytest
@@ -24,11 +29,15 @@ from storage import SCHEMA_VERSION
 from tests.helpers import KEY, NEW_PET, other_program
 from tests.service import ROOT, TIMEOUT, Response, environment, request, run
 
+IS_ROOT = os.geteuid() == 0
+USER = "nobody" if IS_ROOT else getpass.getuser()
+AS_USER = {"user": USER, "group": "nogroup", "extra_groups": []} if IS_ROOT else {}
+
 # Like systemd with deploy/petstore.service: `start` waits until gunicorn says that it
 # is ready, and fails if gunicorn ends instead.
-SYSTEMCTL = f"""#!{sys.executable} -IS
+SYSTEMCTL = Template("""#!$python -IS
 import os, select, signal, socket, subprocess, sys
-os.chdir(os.environ["MACHINE"])
+os.chdir($root)
 action = sys.argv[1]
 print(*sys.argv[1:], file=open("calls", "a"))
 if action != "start" and os.path.exists("pid"):
@@ -44,27 +53,26 @@ if action != "stop":
     process = subprocess.Popen(
         [".venv/bin/gunicorn", "--bind", "127.0.0.1:0", "app:create_app()"],
         cwd="clone",
-        env={{**os.environ, "NOTIFY_SOCKET": name}},
+        env={**$settings, **os.environ, "NOTIFY_SOCKET": name},
         stdout=open("log", "w"),
         stderr=subprocess.STDOUT,
         start_new_session=True,
+        umask=0o077,
+        **$as_user,
     )
     print(process.pid, file=open("pid", "w"))
     ready, _, _ = select.select([notify, os.pidfd_open(process.pid)], [], [])
     sys.exit(notify not in ready)
-"""
-# Used if the program is not installed.
-SQLITE3 = f"""#!{sys.executable} -IS
-import sqlite3, sys
-*options, path, statement = sys.argv[1:]
-mode = {{(): "rwc", ("-readonly",): "ro"}}[tuple(options)]
-try:
-    connection = sqlite3.connect(f"file:{{path}}?mode={{mode}}", uri=True)
-    for row in connection.execute(statement):
-        print(*row, sep="|")
-except sqlite3.Error as error:
-    raise SystemExit(f"Error: {{error}}")
-"""
+""")
+
+
+def python_for(user: str) -> str:
+    """Return a Python that this user may run: ours may be in a folder of root."""
+    candidates = [os.path.realpath(sys.executable), "/usr/bin/python3"]
+    for python in candidates if IS_ROOT else []:
+        if not run("runuser", "-u", user, "--", python, "--version").returncode:
+            return python
+    return candidates[0]
 
 
 class Machine:
@@ -74,36 +82,49 @@ class Machine:
         self.root = root
         self.origin = root / "origin"
         self.clone = root / "clone"
-        self.database = root / "data" / "pets.db"
-        self.backups = root / "backups"
+        # The scripts have to quote such paths.
+        self.database = root / 'it\'s "data"' / "pets.db"
+        self.backups = root / 'it\'s "backups"'
         self.programs = root / "bin"
         for folder in (self.database.parent, self.programs):
             folder.mkdir(parents=True)
-        self.add_program("systemctl", SYSTEMCTL)
-        if not shutil.which("sqlite3"):
-            self.add_program("sqlite3", SQLITE3)
+        if IS_ROOT:
+            shutil.chown(self.database.parent, USER)
+        systemctl = SYSTEMCTL.substitute(
+            python=sys.executable,
+            root=repr(str(root)),
+            settings={
+                "PETSTORE_API_KEYS": KEY,
+                "PETSTORE_DATABASE": str(self.database),
+            },
+            as_user=AS_USER,
+        )
+        self.add_program(self.programs / "systemctl", systemctl)
+        python = python_for(USER)
+        (self.programs / "python3").symlink_to(python)
         ignored = shutil.ignore_patterns(".git", ".venv", "instance", "tests")
         shutil.copytree(ROOT, self.origin, ignore=ignored)
         self.run("git", "init", "--quiet", str(self.origin))
         self.commit()
         self.run("git", "clone", "--quiet", str(self.origin), str(self.clone))
-        (self.clone / ".venv").symlink_to(sys.prefix)
+        packages = sysconfig.get_path("purelib")
+        for name, command in (
+            ("gunicorn", f"PYTHONPATH={packages} exec {python} -m gunicorn"),
+            ("pip", f"exec {sys.executable} -m pip"),
+        ):
+            path = self.clone / ".venv" / "bin" / name
+            self.add_program(path, f'#!/bin/sh\n{command} "$@"\n')
 
-    def add_program(self, name: str, text: str) -> None:
-        """Add a program that the scripts find before the installed one."""
-        (self.programs / name).write_text(text)
-        (self.programs / name).chmod(0o755)
+    def add_program(self, path: Path, text: str) -> None:
+        """Write a program."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
 
     def run(self, *command: str, **settings: str) -> subprocess.CompletedProcess[str]:
         """Run a program. What it prints, errors included, is in `stdout`."""
-        path = f"{self.programs}{os.pathsep}{environment()['PATH']}"
         settings = {
-            "PATH": path,
-            "MACHINE": str(self.root),
-            "PETSTORE_API_KEYS": KEY,
-            "PETSTORE_DATABASE": str(self.database),
-            "PETSTORE_BACKUPS": str(self.backups),
-            "PETSTORE_USER": str(os.getuid()),
+            "PATH": f"{self.programs}{os.pathsep}{environment()['PATH']}",
             # The packages are installed already, and so is what they depend on.
             "PIP_NO_INDEX": "1",
             "PIP_NO_DEPS": "1",
@@ -124,25 +145,38 @@ class Machine:
         """Run a script of deploy/, and return its exit status and its last line."""
         (self.root / "calls").write_text("")
         command = str(self.clone / "deploy" / script)
+        settings = {
+            "PETSTORE_DATABASE": str(self.database),
+            "PETSTORE_BACKUPS": str(self.backups),
+            "PETSTORE_USER": USER,
+            **settings,
+        }
         process = self.run(command, *arguments, **settings)
         return f"{process.returncode}: {process.stdout.splitlines()[-1]}"
 
+    def paste(self, line: str, after: str) -> str:
+        """Run the command that a last line ends with, in another shell."""
+        process = self.run("bash", "-c", line.partition(after)[2])
+        assert process.returncode == 0, process.stdout
+        return process.stdout.splitlines()[-1]
+
     def back_up(self) -> Path:
         """Make a backup, and return its path."""
-        status, _, backup = self.deploy("backup").rpartition(" ")
-        assert status == "0: Backup:"
+        status, _, backup = self.deploy("backup").partition(": Backup: ")
+        assert status.startswith("0"), status
         return Path(backup)
 
-    def commit(self) -> None:
-        """Commit what is in `origin`."""
-        git = ["git", "-C", str(self.origin), "-c", "user.name=A", "-c", "user.email=A"]
+    def commit(self, repository: Path | None = None) -> None:
+        """Commit what is in a repository, `origin` by default."""
+        folder = str(repository or self.origin)
+        git = ["git", "-C", folder, "-c", "user.name=A", "-c", "user.email=A"]
         self.run(*git, "add", "--all")
         assert self.run(*git, "commit", "--message", "Change").returncode == 0
 
     def version(self) -> str:
         """Return the commit of the clone, and `-dirty` if a file differs from it."""
         git = ["git", "-C", str(self.clone)]
-        return self.run(*git, "describe", "--always", "--dirty").stdout
+        return self.run(*git, "describe", "--always", "--dirty").stdout.strip()
 
     def start(self) -> None:
         """Start the service."""
@@ -188,20 +222,24 @@ class Machine:
 
 
 @pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+def machine() -> Iterator[Machine]:
     """Return a machine whose service runs before and after each test."""
-    machine = Machine(tmp_path_factory.mktemp("deploy") / "machine")
-    try:
-        machine.start()
-        machine.add("Rex")
-        yield machine
-    finally:
-        machine.kill()
+    with tempfile.TemporaryDirectory() as name:
+        # The user of the service must be able to open it.
+        Path(name).chmod(0o755)
+        machine = Machine(Path(name) / "machine")
+        try:
+            machine.start()
+            machine.add("Rex")
+            yield machine
+        finally:
+            machine.kill()
 
 
 def names_in(database: Path) -> list[str]:
-    """Return the names of the pets in a file."""
-    with closing(sqlite3.connect(database)) as connection:
+    """Return the names of the pets in a backup."""
+    uri = f"{database.as_uri()}?mode=ro"
+    with closing(sqlite3.connect(uri, uri=True)) as connection:
         rows = connection.execute("SELECT name FROM pets ORDER BY id").fetchall()
     return [name for (name,) in rows]
 
@@ -243,26 +281,55 @@ def test_a_backup_has_every_pet_that_was_added_before(machine: Machine) -> None:
             is_over.set()
         adding.result()
     assert counts[-1] > counts[0]
-    assert backup.stat().st_mode & 0o777 == 0o600
+    assert backup.stat().st_mode & 0o777 == 0o640
 
 
-def test_old_backups_are_removed_but_not_by_a_backup_that_fails(
+def test_a_backup_removes_its_old_ones_but_never_the_newest_seven(
     machine: Machine,
 ) -> None:
-    machine.back_up()
-    for name, days in (("pets-older.db", 31), ("pets-younger.db", 29)):
+    def add_old(name: str) -> Path:
         file = machine.backups / name
+        file.parent.mkdir(exist_ok=True)
         file.touch()
-        seconds = file.stat().st_mtime - days * 86400
+        seconds = file.stat().st_mtime - 31 * 86400
         os.utime(file, (seconds, seconds))
+        return file
+
+    machine.back_up()
+    shutil.rmtree(machine.backups)
+    machine.backups.mkdir()
+    foreign = [
+        add_old("pets-before-migration.db"),
+        add_old("pets-2020-01-01T000000.db.bak"),
+        add_old("more/pets-2020-01-01T000000.db"),
+    ]
+    own = [add_old(f"pets-2020-01-0{day}T000000.db") for day in range(1, 9)]
     before = content(machine.backups)
     missing = str(machine.root / "missing.db")
     failed = machine.deploy("backup", PETSTORE_DATABASE=missing)
     assert failed == "1: Not backed up. No older backup was removed."
     assert content(machine.backups) == before
     backup = machine.back_up()
-    kept = before.keys() - {str(machine.backups / "pets-older.db")}
-    assert content(machine.backups).keys() == kept | {str(backup)}
+    kept = [*foreign, foreign[2].parent, *own[2:], backup]
+    assert content(machine.backups).keys() == {str(path) for path in kept}
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "damaged"])
+def test_a_database_that_cannot_be_read_is_not_backed_up(
+    machine: Machine, kind: str
+) -> None:
+    path = machine.database.parent / "other.db"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.write_bytes(machine.back_up().read_bytes()[:5000])
+    before = content(machine.root)
+    failed = machine.deploy("backup", PETSTORE_DATABASE=str(path))
+    assert failed == "1: Not backed up. No older backup was removed."
+    assert content(machine.root).keys() == before.keys()
+    path.rmdir() if kind == "folder" else path.unlink()
 
 
 # restore
@@ -275,17 +342,18 @@ def test_a_restore_can_be_undone_even_after_a_crash(machine: Machine) -> None:
     machine.kill()
     # Tom is only in the write-ahead log.
     assert machine.database.with_name("pets.db-wal").stat().st_size
+    other = machine.database.with_name("pets.db.before-cleanup")
+    other.touch()
     restored = machine.deploy("restore", str(backup))
-    assert restored.startswith("0: Restored. ")
+    assert restored.startswith(f"0: Restored. Pets: {len(pets)}. ")
     assert machine.calls() == ["stop petstore", "start petstore"]
     assert machine.pets() == pets
     assert machine.database.stat().st_mode & 0o777 == 0o600
+    assert other.exists()
     machine.add("Ada")
-    undo = restored.partition("To undo this: ")[2].split()
-    undone = machine.run(*undo)
-    assert undone.returncode == 0
+    undone = machine.paste(restored, "To undo this: ")
     assert machine.pets() == [*pets, "Tom"]
-    [old] = re.findall("The previous files are in ([^ ]+)[.] ", undone.stdout)
+    [old] = re.findall("The previous files are in (.+)[.] To undo", undone)
     assert names_in(Path(old, "pets.db")) == [*pets, "Ada"]
 
 
@@ -302,10 +370,29 @@ def test_a_restore_says_if_the_service_does_not_start(machine: Machine) -> None:
 
 def with_other_columns(backup: Path) -> None:
     """Replace a backup with the pets of another program."""
-    backup.unlink()
+    backup.write_bytes(b"")
     columns = "id INTEGER PRIMARY KEY, name TEXT, owner TEXT"
     with other_program(backup, f"CREATE TABLE pets ({columns})"):
         pass
+
+
+def executed(*statements: str) -> Callable[[Path], None]:
+    """Return a function that executes statements in a database."""
+
+    def execute(database: Path) -> None:
+        with other_program(database, *statements):
+            pass
+
+    return execute
+
+
+def with_check(condition: str) -> Callable[[Path], None]:
+    """Return a function that adds a CHECK to the table of a database."""
+    check = f"CHECK ({condition} IS NOT NULL)".replace("'", "''")
+    update = (
+        f"UPDATE sqlite_schema SET sql = replace(sql, 'CHECK (', '{check} CHECK (')"
+    )
+    return executed("PRAGMA writable_schema = ON", update)
 
 
 def changed(change: Callable[[bytes], bytes]) -> Callable[[Path], object]:
@@ -313,6 +400,13 @@ def changed(change: Callable[[bytes], bytes]) -> Callable[[Path], object]:
     return lambda backup: backup.write_bytes(change(backup.read_bytes()))
 
 
+# The shell sqlite3 has these functions. A check by it would run the command.
+PWNED = Path(tempfile.gettempdir(), "petstore-pwned")
+HOSTILE = {
+    "that runs a command": with_check(f"edit('x', 'id > {PWNED}; true')"),
+    "that writes a file": with_check(f"writefile('{PWNED}', 'x')"),
+    "that loads a library": with_check("load_extension('/tmp/x.so')"),
+}
 BAD_BACKUPS: dict[str, Callable[[Path], object]] = {
     "missing": Path.unlink,
     "empty": changed(lambda data: b""),
@@ -328,6 +422,10 @@ BAD_BACKUPS: dict[str, Callable[[Path], object]] = {
     ),
     "of another program": changed(lambda data: data.replace(b"pets", b"cars")),
     "with other columns": with_other_columns,
+    "with a name that is not UTF-8": executed(
+        "UPDATE pets SET name = CAST(x'ff' AS TEXT)"
+    ),
+    **HOSTILE,
 }
 
 
@@ -342,6 +440,27 @@ def test_a_bad_backup_is_refused_while_the_service_continues(
     assert re.match("[1-9].*: Not restored. The service and its pets are as", refused)
     assert content(machine.database.parent) == before
     assert machine.calls() == []
+    assert not PWNED.exists()
+    machine.add("Ada")
+
+
+def test_a_backup_that_the_service_may_not_read_is_refused(machine: Machine) -> None:
+    backup = machine.back_up()
+    backup.chmod(0)
+    refused = machine.deploy("restore", str(backup))
+    assert refused.startswith("1: Not restored. The service and its pets are as")
+    assert machine.calls() == []
+
+
+def test_a_hostile_database_runs_no_command(machine: Machine) -> None:
+    backup = machine.back_up()
+    machine.run("systemctl", "stop", "petstore")
+    for make_hostile in HOSTILE.values():
+        make_hostile(machine.database)
+    assert machine.deploy("backup").startswith("1: Not backed up. ")
+    assert machine.deploy("upgrade", machine.version()).startswith("1: Not upgraded. ")
+    assert machine.deploy("restore", str(backup)).startswith("0: Restored. ")
+    assert not PWNED.exists()
     machine.add("Ada")
 
 
@@ -362,14 +481,43 @@ def test_an_upgrade_can_be_rolled_back(machine: Machine) -> None:
     assert upgraded.startswith("0: Upgraded to ")
     assert machine.calls() == ["restart petstore"]
     assert title() == "Second version"
-    [backup] = re.findall("Backup: ([^ ]+)[.] ", upgraded)
+    [backup] = re.findall("Backup: (.+)[.] To roll back", upgraded)
     assert names_in(Path(backup)) == pets
-    assert machine.deploy("upgrade").startswith("0: Nothing new. ")
+    nothing_new = machine.deploy("upgrade")
+    assert nothing_new.startswith("0: Nothing new. ")
     assert machine.calls() == []
-    roll_back = upgraded.partition("To roll back: ")[2].split()
-    assert machine.run(*roll_back).returncode == 0
+    # For example, after the script was killed.
+    again = machine.paste(nothing_new, "To install it again: ")
+    assert again.startswith("Upgraded to ")
+    assert machine.calls() == ["restart petstore"]
+    machine.paste(upgraded, "To roll back: ")
     assert title() == first_title
     assert machine.pets() == pets
+
+
+def test_an_upgrade_keeps_commits_that_only_the_clone_has(machine: Machine) -> None:
+    version = machine.version()
+    (machine.clone / "README.md").write_text("Ours")
+    machine.commit(machine.clone)
+    ours = machine.version()
+    (machine.origin / "README.md").write_text("Theirs")
+    machine.commit()
+    for arguments in ([], [version]):
+        refused = machine.deploy("upgrade", *arguments)
+        assert refused.startswith("1: Not upgraded. The service was not restarted;")
+        assert machine.version() == ours
+        assert machine.calls() == []
+    machine.run("git", "-C", str(machine.clone), "tag", "ours")
+    assert machine.deploy("upgrade").startswith("0: Upgraded to ")
+
+
+def test_a_version_is_named_that_could_not_be_installed_again(machine: Machine) -> None:
+    pip = machine.clone / ".venv" / "bin" / "pip"
+    works = pip.read_text()
+    pip.write_text("#!/bin/false\n")
+    refused = machine.deploy("upgrade", machine.version())
+    assert re.match("1: Not upgraded. .* but .venv may not be as it was: run ", refused)
+    pip.write_text(works)
 
 
 def test_a_version_that_cannot_start_is_not_installed(machine: Machine) -> None:
