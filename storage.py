@@ -1,13 +1,19 @@
-"""The pets in SQLite: all SQL and every call of sqlite3, and nothing of HTTP."""
+"""The pets in SQLite: all SQL and every call of sqlite3, and nothing of HTTP.
+
+The file is in WAL mode (sqlite.org/wal.html): SQLite appends each commit to a second
+file, the write-ahead log (WAL), for example `pets.db-wal`. Later, in a checkpoint, it
+copies the WAL into `pets.db`. A commit does not change what others are reading, so
+reads continue during a write.
+"""
 
 import os
 import sqlite3
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from threading import Event, Lock, RLock
-from typing import Any, TypeVar
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from threading import Lock, RLock
+from typing import Any
 
 # The user_version of the file, a number that SQLite leaves to the application.
 SCHEMA_VERSION = 1
@@ -50,11 +56,14 @@ SELECT_PAGE_OF_STATUS = f"""
 """
 # A probe tests whether the table can be used. This one fails if it cannot be read.
 READ_PROBE = "SELECT id FROM pets LIMIT 1"
-# This one adds no pet. It fails unless the table has exactly these four columns and can
-# be written to.
+# This one adds no pet, but SQLite locks the file for a write. INSERT without names of
+# columns needs one value for each: it fails unless the table has exactly these four.
 WRITE_PROBE = """
     INSERT INTO pets SELECT id, name, category_id, status FROM pets WHERE false
 """
+
+# SQLite's name for a database without a file.
+IN_MEMORY = ":memory:"
 
 # Seconds that SQLite waits while another program has locked the file. A write may wait
 # twice as long: for the commit before it, and then for its own.
@@ -79,8 +88,6 @@ HINTS = {
 
 Values = Mapping[str, object]
 Rows = list[tuple[Any, ...]]
-# `SharedConnection.use` returns what its function returns.
-Result = TypeVar("Result")
 
 
 class StorageUnavailable(Exception):
@@ -101,7 +108,8 @@ class Store(ABC):
       databases, an id is assigned before the commit, so pet 8 may appear before pet 7.
       Then a client that asks for the pets after 8 never sees pet 7.)
     - If `add` returns, the pet is stored for good. If `add` raises an exception, it is
-      not stored. If a store cannot promise this, its documentation says so.
+      not stored, unless Ctrl-C or a lack of memory has interrupted it. If a store
+      cannot promise this, its documentation says so.
     - If the store cannot answer, a method raises StorageUnavailable within about five
       seconds.
     """
@@ -173,62 +181,100 @@ class PetStore(Store):
         self._database.read(READ_PROBE, {})
 
 
-def find_hint(error: sqlite3.Error) -> str | None:
-    """Return the hint for an error of SQLite, or None if HINTS does not list it."""
+def main_code(error: sqlite3.Error) -> int:
+    """Return the main result code: 10 (SQLITE_IOERR) for 778 (SQLITE_IOERR_WRITE)."""
     # Python's sqlite3 raises some errors itself. They have no code of SQLite.
     code: int = getattr(error, "sqlite_errorcode", 0)
-    # The lowest 8 bits are the main code: 778 & 0xFF is 10 (SQLITE_IOERR).
-    return HINTS.get(code & 0xFF)
+    return code & 0xFF
+
+
+@contextmanager
+def translated_errors(path: str, default_hint: str | None = None) -> Iterator[None]:
+    """Turn an error of SQLite in a `with` block into StorageUnavailable.
+
+    An error that HINTS does not list is raised as it is, unless there is a default.
+    """
+    try:
+        yield
+    except sqlite3.Error as error:
+        hint = HINTS.get(main_code(error), default_hint)
+        if hint is None:
+            raise
+        raise StorageUnavailable(f"{path}: {error}; {hint}") from error
+
+
+def connect(path: str) -> sqlite3.Connection:
+    """Return a new connection."""
+    return sqlite3.connect(
+        path,
+        timeout=BUSY_TIMEOUT,
+        isolation_level=None,  # Python begins no transaction itself.
+        check_same_thread=False,  # A lock lets one thread use it at a time.
+    )
+
+
+def begin(connection: sqlite3.Connection) -> None:
+    """Begin a write transaction, which `with connection:` commits or rolls back."""
+    # COMMIT returns after the WAL is on the disk. Set here, so that no transaction can
+    # lack it: the setting belongs to the connection, not to the file.
+    connection.execute("PRAGMA synchronous = FULL")
+    # IMMEDIATE: wait for other programs here, not at a later statement.
+    connection.execute("BEGIN IMMEDIATE")
+
+
+def prepare(connection: sqlite3.Connection, path: str) -> None:
+    """Create the schema in an empty database, or check that it is there."""
+    with connection:
+        # If several processes start at once, the first one creates the schema, and the
+        # others wait here.
+        begin(connection)
+        [version] = connection.execute("PRAGMA user_version").fetchone()
+        tables = connection.execute("SELECT name FROM sqlite_schema").fetchall()
+        if version == 0 and not tables:
+            connection.execute(CREATE_TABLE)
+            connection.execute(CREATE_INDEX)
+            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            version = SCHEMA_VERSION
+        if version != SCHEMA_VERSION:
+            raise StorageUnavailable(
+                f"{path}: it is not a pet store of version {SCHEMA_VERSION} (its "
+                f"user_version is {version}); choose another file, or upgrade this one"
+            )
+        connection.execute(WRITE_PROBE)
+    try:
+        # The file stays in WAL mode.
+        connection.execute("PRAGMA journal_mode = WAL")
+    except sqlite3.OperationalError as error:
+        # It may be that another process is starting, and setting this mode, too.
+        if main_code(error) != sqlite3.SQLITE_BUSY:
+            raise
 
 
 class SharedConnection:
-    """A connection to an SQLite database, which one thread at a time may use.
+    """A connection that several threads use, one at a time.
 
-    A file is in WAL mode (sqlite.org/wal.html): SQLite appends each commit to a second
-    file, the write-ahead log (WAL), for example `pets.db-wal`. Later, in a checkpoint,
-    it copies the WAL into `pets.db`. A commit does not change what others are reading,
-    so reads continue during a write.
+    A thread must have `lock` when it calls a method and while it uses the connection.
     """
 
     def __init__(self, path: str) -> None:
-        """Create the schema in an empty file, or check that it is there.
-
-        Raise StorageUnavailable if the file cannot be used.
-        """
-        self.in_memory = path == ":memory:"
-        self._path = path if self.in_memory else os.path.abspath(path)
-        # A thread that has an RLock may take it again: Database takes it, and then
-        # `use` or `close` does.
+        # A thread that has an RLock may take it again: `Database.close` does in memory.
         self.lock = RLock()
+        self._path = path
         self._connection: sqlite3.Connection | None = None
-        try:
-            # Opened only to prepare the file: a server may fork (copy this process)
-            # after this, and SQLite does not support open connections in the copy.
-            self._open(prepare=True).close()
-        except sqlite3.Error as error:
-            # Any other error means that the file is not a pet store.
-            hint = find_hint(error) or "it is not a pet store; choose another file"
-            raise self._unavailable(f"{error}; {hint}") from error
-        self._file_at_startup = self._file_at_path()
 
-    def use(self, function: Callable[[sqlite3.Connection], Result]) -> Result:
-        """Call a function with the connection, and return its result.
+    def get(self) -> sqlite3.Connection:
+        """Return the connection. Open it at its first use.
 
-        Raise StorageUnavailable if the file at the path is not the one that was there
-        at startup, or if SQLite reports an error that HINTS lists.
+        Not earlier: a server may fork (copy this process) before the first request, and
+        SQLite does not support open connections in the copy.
         """
-        with self.lock:
-            self._require_same_file()
-            try:
-                if self._connection is None:
-                    # In memory, each connection has a new database.
-                    self._connection = self._open(prepare=self.in_memory)
-                return function(self._connection)
-            except sqlite3.Error as error:
-                hint = find_hint(error)
-                if hint is None:
-                    raise
-                raise self._unavailable(f"{error}; {hint}") from error
+        if self._connection is None:
+            connection = connect(self._path)
+            if self._path == IN_MEMORY:
+                # Each connection has a new database.
+                prepare(connection, self._path)
+            self._connection = connection
+        return self._connection
 
     def close(self) -> None:
         """Copy the WAL into the file, and close the connection.
@@ -236,87 +282,11 @@ class SharedConnection:
         SQLite copies the WAL when the last connection is closed, but not if the file
         was moved. So this method copies and empties the WAL itself.
         """
-        with self.lock:
-            if self._connection is not None:
-                with suppress(sqlite3.Error):
-                    self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-                self._connection.close()
-                self._connection = None
-
-    def _open(self, *, prepare: bool) -> sqlite3.Connection:
-        """Return a new connection. If `prepare` is true, create or check the schema."""
-        connection = sqlite3.connect(
-            self._path,
-            timeout=BUSY_TIMEOUT,
-            isolation_level=None,  # Python begins no transaction itself.
-            check_same_thread=False,  # The lock lets one thread use it at a time.
-        )
-        try:
-            # COMMIT returns after the WAL is on the disk.
-            connection.execute("PRAGMA synchronous = FULL")
-            if prepare:
-                self._prepare(connection)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    def _prepare(self, connection: sqlite3.Connection) -> None:
-        """Create the schema in an empty database, or check that it is there."""
-        # At the end, the connection commits. After an error, it rolls back.
-        with connection:
-            # IMMEDIATE: if several processes start at once, the first one creates the
-            # schema, and the others wait here.
-            connection.execute("BEGIN IMMEDIATE")
-            [version] = connection.execute("PRAGMA user_version").fetchone()
-            tables = connection.execute("SELECT name FROM sqlite_schema").fetchall()
-            if version == 0 and not tables:
-                connection.execute(CREATE_TABLE)
-                connection.execute(CREATE_INDEX)
-                connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-                version = SCHEMA_VERSION
-            if version != SCHEMA_VERSION:
-                raise self._unavailable(
-                    f"it is not a pet store of version {SCHEMA_VERSION} (its "
-                    f"user_version is {version}); choose another file, or upgrade this "
-                    "one"
-                )
-            connection.execute(WRITE_PROBE)
-        try:
-            # The file stays in WAL mode.
-            connection.execute("PRAGMA journal_mode = WAL")
-        except sqlite3.OperationalError as error:
-            # Another process may be starting now, and setting this mode, too.
-            if find_hint(error) != HINTS[sqlite3.SQLITE_BUSY]:
-                raise
-
-    def _require_same_file(self) -> None:
-        """Raise StorageUnavailable if another file or none is at the path.
-
-        SQLite finds the WAL by its name. If somebody replaces `pets.db`, SQLite would
-        copy the WAL of the old file into the new file.
-        """
-        if self._file_at_path() != self._file_at_startup:
-            raise self._unavailable(
-                "the file was moved, removed or replaced; put it back, or restart the "
-                "service, which then uses or creates the file at this path"
-            )
-
-    def _file_at_path(self) -> tuple[int, int] | None:
-        """Return the device and inode of the file, or None if there is no file.
-
-        These two numbers identify a file, also after it was moved.
-        """
-        if self.in_memory:
-            return None
-        try:
-            status = os.stat(self._path)
-        except OSError:
-            return None
-        return status.st_dev, status.st_ino
-
-    def _unavailable(self, reason: str) -> StorageUnavailable:
-        return StorageUnavailable(f"{self._path}: {reason}")
+        if self._connection is not None:
+            with suppress(sqlite3.Error):
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            self._connection.close()
+            self._connection = None
 
 
 class Write:
@@ -325,8 +295,9 @@ class Write:
     def __init__(self, sql: str, values: Values) -> None:
         self.sql = sql
         self.values = values
-        self.rows: Rows = []
-        self.error: sqlite3.IntegrityError | None = None
+        self.result: Rows | BaseException = RuntimeError(
+            "the write is not executed yet"
+        )
 
     def execute(self, connection: sqlite3.Connection) -> None:
         """Execute the statement. If it violates a constraint, keep the error.
@@ -336,50 +307,52 @@ class Write:
         but a UNIQUE constraint would need this method.
         """
         try:
-            self.rows = connection.execute(self.sql, self.values).fetchall()
+            self.result = connection.execute(self.sql, self.values).fetchall()
         except sqlite3.IntegrityError as error:
-            self.error = error
+            self.result = error
 
 
 class Batch:
-    """Writes that share a commit, and its error if it fails."""
+    """Writes that share a commit. The thread that has the lock may commit them."""
 
     def __init__(self) -> None:
+        self.lock = Lock()
         self.writes: list[Write] = []
-        self.error: BaseException | None = None
-        # wait() returns as soon as another thread has called set().
-        self.is_done = Event()
-
-    def execute(self, connection: sqlite3.Connection) -> None:
-        """Execute the writes in one transaction."""
-        # At the end, the connection commits. After an error, it rolls back.
-        with connection:
-            # IMMEDIATE: wait for other programs here, not at a statement.
-            connection.execute("BEGIN IMMEDIATE")
-            for write in self.writes:
-                write.execute(connection)
 
 
 class Database:
     """An SQLite database with one connection for reads and one for writes."""
 
     def __init__(self, path: str) -> None:
+        """Create the schema in an empty file, or check that it is there.
+
+        Raise StorageUnavailable if the file cannot be used.
+        """
         if sqlite3.sqlite_version_info < (3, 38):
             found = sqlite3.sqlite_version
             raise StorageUnavailable(f"SQLite is {found}, but 3.38 or newer is needed")
-        self._writer = SharedConnection(path)
+        in_memory = path == IN_MEMORY
+        self._path = path if in_memory else os.path.abspath(path)
+        # An error that HINTS does not list means that the file is not a pet store.
+        not_a_store = "it is not a pet store; choose another file"
+        with (
+            translated_errors(self._path, not_a_store),
+            closing(connect(self._path)) as connection,
+        ):
+            prepare(connection, self._path)
+        self._file_at_startup = self._file_at_path()
+        self._writer = SharedConnection(self._path)
         # In memory, a second connection would have a database of its own.
-        in_memory = self._writer.in_memory
-        self._reader = self._writer if in_memory else SharedConnection(path)
-        # The batch that the next write joins. If it is None, the write begins one.
-        self._joinable_batch: Batch | None = None
-        self._batch_lock = Lock()
+        self._reader = self._writer if in_memory else SharedConnection(self._path)
+        # The next write joins this batch.
+        self._next_batch = Batch()
+        self._next_batch_lock = Lock()
 
     def read(self, sql: str, values: Values) -> Rows:
         """Return the rows of a query."""
-        return self._reader.use(
-            lambda connection: connection.execute(sql, values).fetchall()
-        )
+        with translated_errors(self._path), self._reader.lock:
+            self._require_same_file()
+            return self._reader.get().execute(sql, values).fetchall()
 
     def write(self, sql: str, values: Values) -> Rows:
         """Return the rows of a statement once its changes are on the disk.
@@ -388,53 +361,80 @@ class Database:
         many statements it has. So threads that write at the same time share a commit
         (group commit):
 
-        1. Thread A begins a batch, and waits for the writer, which another thread uses.
-        2. Thread B joins the batch, and waits for A.
-        3. A gets the writer, lets no more writes join, and executes both writes.
-        4. Thread C begins another batch, and waits for the writer.
-        5. A commits, and lets B continue.
+        1. Thread A adds its write to the next batch, and takes the lock of this batch.
+           It waits for the lock of the writer, because another commit is under way.
+        2. Thread B adds its write to the same batch, and waits for the batch's lock.
+        3. A gets the writer, replaces the next batch with a new one, and commits both
+           writes.
+        4. Thread C adds its write to the new batch, and waits for the writer.
+        5. A releases the locks. B gets the lock of its batch. This batch is no longer
+           the next one, so B's write has been committed.
+
+        If Ctrl-C or a lack of memory interrupts A before step 3, B commits both writes.
         """
         write = Write(sql, values)
-        with self._batch_lock:
-            if self._joinable_batch is None:
-                self._joinable_batch = Batch()
-            batch = self._joinable_batch
+        with self._next_batch_lock:
+            batch = self._next_batch
             batch.writes.append(write)
-            is_first = len(batch.writes) == 1
-        if is_first:
-            self._commit(batch)
-        else:
-            batch.is_done.wait()
-        error = batch.error or write.error
-        if error:
-            raise error
-        return write.rows
+        with batch.lock:
+            # Only a thread that has the lock of the next batch replaces it.
+            if batch is self._next_batch:
+                self._commit(batch)
+        if isinstance(write.result, BaseException):
+            raise write.result
+        return write.result
 
     def _commit(self, batch: Batch) -> None:
-        """Commit a batch, and let its threads continue. Keep any error in the batch."""
-        try:
-            # While this thread waits for the lock, other writes join the batch.
-            with self._writer.lock:
-                self._stop_joining(batch)
-                self._writer.use(batch.execute)
-        except BaseException as error:
-            # Also a KeyboardInterrupt, or the other threads would report success.
-            batch.error = error
-            # Again, in case the wait for the lock was interrupted.
-            self._stop_joining(batch)
-        finally:
-            batch.is_done.set()
-
-    def _stop_joining(self, batch: Batch) -> None:
-        """If the next write would join this batch, let it begin another one."""
-        with self._batch_lock:
-            if self._joinable_batch is batch:
-                self._joinable_batch = None
+        """Commit the next batch. The thread must have its lock."""
+        # While this thread waits here, other writes join the batch.
+        with self._writer.lock:
+            try:
+                with self._next_batch_lock:
+                    self._next_batch = Batch()
+                with translated_errors(self._path):
+                    self._require_same_file()
+                    connection = self._writer.get()
+                    with connection:
+                        begin(connection)
+                        for write in batch.writes:
+                            write.execute(connection)
+            except BaseException as error:
+                # Also a KeyboardInterrupt, or the other threads would report success.
+                for write in batch.writes:
+                    write.result = error
+                raise
 
     def close(self) -> None:
         """Close both connections."""
         # No write during a checkpoint: before SQLite 3.51.3, it could be lost
         # (sqlite.org/wal.html, section 11).
-        with self._writer.lock:
+        with self._writer.lock, self._reader.lock:
             self._writer.close()
             self._reader.close()
+
+    def _require_same_file(self) -> None:
+        """Raise StorageUnavailable if another file or none is at the path.
+
+        SQLite finds the WAL by its name. If somebody replaces `pets.db`, SQLite would
+        copy the WAL of the old file into the new file.
+        """
+        if self._file_at_path() != self._file_at_startup:
+            raise StorageUnavailable(
+                f"{self._path}: the file was moved, removed or replaced; put it back, "
+                "or restart the service, which then uses or creates the file at this "
+                "path"
+            )
+
+    def _file_at_path(self) -> list[tuple[int, int]]:
+        """Return the device and inode of the file, and of a link at its place.
+
+        These two numbers identify a file, also after it was moved. The list is empty if
+        there is no file.
+        """
+        if self._path == IN_MEMORY:
+            return []
+        try:
+            found = [os.stat(self._path), os.lstat(self._path)]
+        except OSError:
+            return []
+        return [(status.st_dev, status.st_ino) for status in found]

@@ -129,9 +129,9 @@ def test_an_invalid_parameter_is_named(client: FlaskClient, query: str) -> None:
 def test_every_invalid_parameter_is_named(client: FlaskClient) -> None:
     response = client.get("/v1/pets?after=y&limit=0&status=x")
     assert assert_error(response, 400, "invalid_query") == (
-        "limit: Must be greater than or equal to 1 and less than or equal to 100. "
+        "limit: Must be an integer from 1 to 100. "
         "status: Must be one of: available, pending, sold. "
-        "after: Not a valid integer."
+        "after: Must be an integer from 0 to 9223372036854775807."
     )
 
 
