@@ -35,22 +35,22 @@ def error_response(error: HTTPException) -> Response:
     """Return the response for an HTTP error, with the Error body."""
     # Werkzeug's own response has the status, and headers such as Allow.
     response = error.get_response()
-    code = error.name.lower().replace(" ", "_")
+    error_code = error.name.lower().replace(" ", "_")
     message = str(error.description)
     if isinstance(error, ServiceError):
-        code = error.error_code
+        error_code = error.error_code
         response.headers.update(error.headers)
-    elif error.code == 404:
+    elif response.status_code == 404:
         document = url_for("public.getOpenapi")
         message = f"Nothing is at this path. See {document} for the paths."
-    elif error.code == 405:
+    elif response.status_code == 405:
         message = f"Send one of the methods {', '.join(sorted(response.allow))}."
-    elif error.code == 413:
-        code = "body_too_large"
+    elif response.status_code == 413:
+        error_code = "body_too_large"
         message = f"Send a body of at most {request.max_content_length:,} bytes."
-    elif error.code == 500:
-        code, message = "internal_error", "The service failed. Its log says why."
-    body = {"code": code, "message": message, "status": response.status_code}
+    elif response.status_code == 500:
+        error_code, message = "internal_error", "The service failed. Its log says why."
+    body = {"code": error_code, "message": message, "status": response.status_code}
     response.data = json.dumps(body, separators=(",", ":")) + "\n"
     response.content_type = "application/json"
     return response
@@ -59,6 +59,6 @@ def error_response(error: HTTPException) -> Response:
 def unavailable_response(error: Exception) -> Response:
     """Log why the store cannot answer, and return 503 without the reason."""
     current_app.logger.error("Storage unavailable: %s", error)
-    message = "The store cannot answer at the moment. Try again in a second."
+    message = "The store cannot answer at the moment. Try again later."
     headers = {"Retry-After": "1"}
     return error_response(ServiceError("storage_unavailable", message, 503, headers))

@@ -1,5 +1,6 @@
 """Fixtures: clients of the application, and what every test needs."""
 
+import shutil
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,9 +11,24 @@ from flask.testing import FlaskClient
 import app
 from tests.helpers import create_client
 
-# These files need Linux.
-LINUX = ["test_storage.py", "test_server.py", "test_deploy.py", "test_readme.py"]
-collect_ignore = [] if sys.platform == "linux" else LINUX
+# What these files need, if it is missing here.
+MISSING = {
+    name: need
+    for name, need, is_here in (
+        ("test_deploy.py", "Git", shutil.which("git")),
+        ("test_deploy.py", "Linux", sys.platform == "linux"),
+        ("test_readme.py", "Linux", sys.platform == "linux"),
+        ("test_server.py", "Linux", sys.platform == "linux"),
+        ("test_storage.py", "Linux", sys.platform == "linux"),
+    )
+    if not is_here
+}
+collect_ignore = list(MISSING)
+
+
+def pytest_report_header() -> list[str]:
+    """Say which files are left out, above the first test."""
+    return [f"{name} is left out: it needs {need}" for name, need in MISSING.items()]
 
 
 @pytest.fixture(autouse=True)

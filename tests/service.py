@@ -26,8 +26,8 @@ FLASK = ["flask", "run", "--port", "0"]
 # Seconds to wait for a response or for a process.
 TIMEOUT = 15.0
 
-# A program that a script starts in the background ignores SIGINT. The services would
-# inherit that from pytest.
+# A shell script starts programs in the background with SIGINT ignored. If pytest is one
+# of them, the services that it starts would ignore SIGINT, too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

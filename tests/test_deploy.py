@@ -345,7 +345,7 @@ def test_a_restore_can_be_undone_even_after_a_crash(machine: Machine) -> None:
     other = machine.database.with_name("pets.db.before-cleanup")
     other.touch()
     restored = machine.deploy("restore", str(backup))
-    assert restored.startswith(f"0: Restored. Pets: {len(pets)}. ")
+    assert restored.startswith("0: Restored. ")
     assert machine.calls() == ["stop petstore", "start petstore"]
     assert machine.pets() == pets
     assert machine.database.stat().st_mode & 0o777 == 0o600

@@ -23,10 +23,9 @@ def blocks(title: str, language: str) -> list[str]:
 
 def test_the_first_requests_get_the_responses_shown() -> None:
     client = create_app({"API_KEYS": "demo-key", "DATABASE": ":memory:"}).test_client()
-    [console] = blocks("Run it", "console")
-    shown = re.findall(r"^\$ (.*)\n(.*\n)", console, re.MULTILINE)
-    assert len(shown) == 2
-    for command, body in shown:
+    commands = blocks("Run it", "sh")[1].splitlines()
+    [responses] = blocks("Run it", "text")
+    for command, body in zip(commands, responses.splitlines(True), strict=True):
         data = "".join(re.findall("-d '(.*?)'", command))
         response = client.open(
             urlsplit(command.split()[1]).path,
