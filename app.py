@@ -61,7 +61,7 @@ class StartError(ClickException, RuntimeError):
     """The service cannot start. The message is one line that says why.
 
     Flask's command line shows a ClickException as one line, without a traceback. While
-    gunicorn preloads (gunicorn.conf.py), it does the same with a RuntimeError.
+    gunicorn preloads (gunicorn.conf.py), it does so for a RuntimeError.
     """
 
     def __init__(self, message: str) -> None:
@@ -128,8 +128,8 @@ def open_store(app: Flask) -> Store:
 
 @v1.before_request
 def check_request() -> None:
-    """Refuse a path that no operation has, and a request without a valid key."""
-    # No pet has a larger id. <int(max=...)> is a 405 once the path has another method.
+    """Refuse an id that no pet can have, and a request without a valid key."""
+    # No pet has a larger id. (<int(max=...)> is a 405 once the path has two methods.)
     if request.view_args and request.view_args.get("pet_id", 0) > schemas.MAX_INT64:
         abort(404)
     # Browsers send OPTIONS without the key.
@@ -149,7 +149,7 @@ def add_headers(response: Response) -> Response:
     # Flask answers OPTIONS, with the methods of the path in Allow. A 404 has no Allow.
     if request.method == "OPTIONS" and "Allow" in headers:
         headers["Access-Control-Allow-Methods"] = headers["Allow"]
-        # *: any other header, such as those for tracing, but never Authorization.
+        # * allows every other header, but does not cover Authorization.
         headers["Access-Control-Allow-Headers"] = "Authorization, Content-Type, *"
         headers["Access-Control-Max-Age"] = "7200"
     return response

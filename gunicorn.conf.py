@@ -1,6 +1,6 @@
 """How gunicorn serves the application: https://gunicorn.org/reference/settings/
 
-It listens on 127.0.0.1:8000, or on all addresses if PORT is set.
+By default, it listens on 127.0.0.1:8000, or on all addresses if PORT is set.
 """
 
 import logging
@@ -24,5 +24,5 @@ logging.raiseExceptions = False
 # By default, gunicorn creates a socket in the home folder, for commands.
 control_socket_disable = True
 # By default, a client on the same machine may set SCRIPT_NAME, the prefix of our links,
-# by a header.
+# in a header.
 forwarder_headers = ""

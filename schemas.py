@@ -1,6 +1,7 @@
 """Input: queries and bodies.
 
 The schemas are marshmallow's: https://marshmallow.readthedocs.io/en/stable/quickstart.html
+Read there: deserializing, validation, required fields, unknown fields.
 """
 
 import json
@@ -41,7 +42,7 @@ class ListQuery(Schema):
 
 
 class NewPet(Schema):
-    """The contract's NewPet. Loaded, it has `category_id` instead of `categoryId`."""
+    """The contract's NewPet. `load` returns `category_id` for `categoryId`."""
 
     name = fields.String(required=True, validate=has_no_lone_surrogate)
     # Without strict, "1" and 1.5 would become 1.
@@ -51,7 +52,7 @@ class NewPet(Schema):
     status = fields.String(load_default="available", validate=is_status)
 
 
-# EXCLUDE: unknown query parameters and members are ignored.
+# EXCLUDE: ignore unknown query parameters and members.
 LIST_QUERY = ListQuery(unknown=EXCLUDE)
 NEW_PET = NewPet(unknown=EXCLUDE)
 
@@ -104,9 +105,9 @@ def malformed(reason: str) -> ServiceError:
 
 
 def parse_float(text: str) -> int | float:
-    """Return `1.0` and `1e3` as integers (JSON Schema Validation, section 6.1.1)."""
+    """Return a number with a point or an exponent: `1.0` and `1e3` as integers."""
     try:
-        number = Decimal(text)  # A float would be rounded: 1e-400 to 0.
+        number = Decimal(text)  # Exact. As a float, 1e-400 would be 0, an integer.
     except InvalidOperation:  # The exponent has more than 18 digits.
         return float(text)
     # The range comes first: 1e999999 would become an int of a million digits.

@@ -17,8 +17,8 @@ from typing import Any
 
 # The user_version of the file, a number that SQLite leaves to the application.
 SCHEMA_VERSION = 1
-# AUTOINCREMENT: the id of a deleted pet is never used again. IF NOT EXISTS: in
-# examples/rqlite.py, several services may create the table at once.
+# AUTOINCREMENT: the id of a deleted pet is never used again. STRICT: SQLite refuses a
+# value of another type. IF NOT EXISTS: several services may use examples/rqlite.py.
 CREATE_TABLE = """
     CREATE TABLE IF NOT EXISTS pets (
         id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -56,8 +56,8 @@ SELECT_PAGE_OF_STATUS = f"""
 """
 # A probe tests whether the table can be used. This one fails if it cannot be read.
 READ_PROBE = "SELECT id FROM pets LIMIT 1"
-# This one adds no pet, but SQLite locks the file for a write. INSERT without names of
-# columns needs one value for each: it fails unless the table has exactly these four.
+# This one adds no pet, but fails if the file is read-only (BEGIN IMMEDIATE does not) or
+# the table has other columns: INSERT without names needs a value for each column.
 WRITE_PROBE = """
     INSERT INTO pets SELECT id, name, category_id, status FROM pets WHERE false
 """
@@ -107,9 +107,9 @@ class Store(ABC):
     - Ids grow, and none is used again. Pets appear in the order of their ids. (In many
       databases, an id is assigned before the commit, so pet 8 may appear before pet 7.
       Then a client that asks for the pets after 8 never sees pet 7.)
-    - If `add` returns, the pet is stored for good. If `add` raises an exception, it is
-      not stored, unless Ctrl-C or a lack of memory has interrupted it. If a store
-      cannot promise this, its documentation says so.
+    - If `add` returns, the pet is stored for good. If `add` raises an exception, the
+      pet is not stored, unless Ctrl-C or a lack of memory has interrupted `add`. If a
+      store cannot promise this, its documentation says so.
     - If the store cannot answer, a method raises StorageUnavailable within about five
       seconds.
     """
@@ -195,7 +195,7 @@ def translated_errors(path: str, default_hint: str | None = None) -> Iterator[No
     An error that HINTS does not list is raised as it is, unless there is a default.
     """
     try:
-        yield
+        yield  # Here, the `with` block runs.
     except sqlite3.Error as error:
         hint = HINTS.get(main_code(error), default_hint)
         if hint is None:
@@ -215,10 +215,10 @@ def connect(path: str) -> sqlite3.Connection:
 
 def begin(connection: sqlite3.Connection) -> None:
     """Begin a write transaction, which `with connection:` commits or rolls back."""
-    # COMMIT returns after the WAL is on the disk. Set here, so that no transaction can
-    # lack it: the setting belongs to the connection, not to the file.
+    # FULL: COMMIT returns only after the WAL is on the disk. This belongs to the
+    # connection, not to the file, and cannot be set inside of a transaction.
     connection.execute("PRAGMA synchronous = FULL")
-    # IMMEDIATE: wait for other programs here, not at a later statement.
+    # IMMEDIATE: take the write lock now, so that only this statement waits for it.
     connection.execute("BEGIN IMMEDIATE")
 
 
@@ -245,7 +245,7 @@ def prepare(connection: sqlite3.Connection, path: str) -> None:
         # The file stays in WAL mode.
         connection.execute("PRAGMA journal_mode = WAL")
     except sqlite3.OperationalError as error:
-        # It may be that another process is starting, and setting this mode, too.
+        # Another process that starts may be setting this mode. Then this one need not.
         if main_code(error) != sqlite3.SQLITE_BUSY:
             raise
 
@@ -257,7 +257,7 @@ class SharedConnection:
     """
 
     def __init__(self, path: str) -> None:
-        # A thread that has an RLock may take it again: `Database.close` does in memory.
+        # In memory, the reader is the writer: `Database.close` takes this lock twice.
         self.lock = RLock()
         self._path = path
         self._connection: sqlite3.Connection | None = None
@@ -271,7 +271,7 @@ class SharedConnection:
         if self._connection is None:
             connection = connect(self._path)
             if self._path == IN_MEMORY:
-                # Each connection has a new database.
+                # In memory, each connection has a new database.
                 prepare(connection, self._path)
             self._connection = connection
         return self._connection
@@ -295,9 +295,7 @@ class Write:
     def __init__(self, sql: str, values: Values) -> None:
         self.sql = sql
         self.values = values
-        self.result: Rows | BaseException = RuntimeError(
-            "the write is not executed yet"
-        )
+        self.result: Rows | BaseException = RuntimeError("not executed")
 
     def execute(self, connection: sqlite3.Connection) -> None:
         """Execute the statement. If it violates a constraint, keep the error.
@@ -313,10 +311,11 @@ class Write:
 
 
 class Batch:
-    """Writes that share a commit. The thread that has the lock may commit them."""
+    """Writes that share a commit."""
 
     def __init__(self) -> None:
-        self.lock = Lock()
+        # The thread that has this lock may commit the writes.
+        self.commit_lock = Lock()
         self.writes: list[Write] = []
 
 
@@ -344,7 +343,7 @@ class Database:
         self._writer = SharedConnection(self._path)
         # In memory, a second connection would have a database of its own.
         self._reader = self._writer if in_memory else SharedConnection(self._path)
-        # The next write joins this batch.
+        # The next write joins this batch. With the lock, none joins a batch too late.
         self._next_batch = Batch()
         self._next_batch_lock = Lock()
 
@@ -361,14 +360,14 @@ class Database:
         many statements it has. So threads that write at the same time share a commit
         (group commit):
 
-        1. Thread A adds its write to the next batch, and takes the lock of this batch.
-           It waits for the lock of the writer, because another commit is under way.
-        2. Thread B adds its write to the same batch, and waits for the batch's lock.
+        1. Thread A adds its write to the next batch, and takes its commit lock. A
+           waits for the lock of the writer, because another commit is under way.
+        2. Thread B adds its write to the same batch, and waits for its commit lock.
         3. A gets the writer, replaces the next batch with a new one, and commits both
            writes.
         4. Thread C adds its write to the new batch, and waits for the writer.
-        5. A releases the locks. B gets the lock of its batch. This batch is no longer
-           the next one, so B's write has been committed.
+        5. A releases the locks. B gets the commit lock. Its batch is no longer the next
+           one, so its write has a result: rows or an error.
 
         If Ctrl-C or a lack of memory interrupts A before step 3, B commits both writes.
         """
@@ -376,8 +375,8 @@ class Database:
         with self._next_batch_lock:
             batch = self._next_batch
             batch.writes.append(write)
-        with batch.lock:
-            # Only a thread that has the lock of the next batch replaces it.
+        with batch.commit_lock:
+            # If it is not the next one, another of its threads has committed it.
             if batch is self._next_batch:
                 self._commit(batch)
         if isinstance(write.result, BaseException):
@@ -385,7 +384,7 @@ class Database:
         return write.result
 
     def _commit(self, batch: Batch) -> None:
-        """Commit the next batch. The thread must have its lock."""
+        """Commit the next batch. Only a thread that has its lock may do so."""
         # While this thread waits here, other writes join the batch.
         with self._writer.lock:
             try:
@@ -399,13 +398,13 @@ class Database:
                         for write in batch.writes:
                             write.execute(connection)
             except BaseException as error:
-                # Also a KeyboardInterrupt, or the other threads would report success.
+                # Also after a KeyboardInterrupt: some writes may have rows already.
                 for write in batch.writes:
                     write.result = error
                 raise
 
     def close(self) -> None:
-        """Close both connections."""
+        """Close both connections. Each copies the WAL: perhaps only one was opened."""
         # No write during a checkpoint: before SQLite 3.51.3, it could be lost
         # (sqlite.org/wal.html, section 11).
         with self._writer.lock, self._reader.lock:
@@ -428,8 +427,8 @@ class Database:
     def _file_at_path(self) -> list[tuple[int, int]]:
         """Return the device and inode of the file, and of a link at its place.
 
-        These two numbers identify a file, also after it was moved. The list is empty if
-        there is no file.
+        These two numbers identify a file, also after it was moved. If it was moved, and
+        a link to it is at its place, only the second pair differs.
         """
         if self._path == IN_MEMORY:
             return []

@@ -30,7 +30,7 @@ both_servers = pytest.mark.parametrize("command", [GUNICORN, FLASK], ids=lambda 
 @pytest.mark.parametrize(
     ("keys", "reason"),
     [
-        (keys, 'set it to a string of one or more keys, such as "key-1,key-2".')
+        (keys, 'set it to a string of keys, for example "key-1,key-2".')
         for keys in (None, "", " , ,", ["k"])
     ]
     + [
