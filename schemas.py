@@ -72,8 +72,7 @@ def parse_list_query(query_string: bytes) -> Mapping[str, Any]:
 def parse_body(schema: Schema) -> dict[str, Any]:
     """Return the members of the JSON object in the request's body, with defaults.
 
-    Raise ServiceError if the body is not a JSON object that matches the schema. Raise
-    RequestEntityTooLarge if it is larger than MAX_CONTENT_LENGTH.
+    Raise ServiceError, or RequestEntityTooLarge if the body exceeds MAX_CONTENT_LENGTH.
     """
     try:
         body = request.get_data()
