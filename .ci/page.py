@@ -3,10 +3,11 @@
 import json
 import subprocess
 import sys
+from shutil import which
 from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import urlsplit
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 from selenium.webdriver import ActionChains, Chrome, ChromeOptions, Keys
 from selenium.webdriver.chrome.service import Service
@@ -25,7 +26,10 @@ SWITCHES = (
     "--no-first-run",
     "--window-size=1400,900",
 )
-PHONE = {"width": 380, "height": 740, "deviceScaleFactor": 1, "mobile": True}
+DESKTOP = {"width": 1400, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+PHONE = {"width": 380, "height": 800, "deviceScaleFactor": 1, "mobile": True}
+
+MAX_INT64 = 2**63 - 1
 
 MARKUP = "<img src=x onerror='document.title = 1'><script>alert(1)</script>"
 SHELL_CHARACTERS = """It's "$HOME" `id` \\ !! <API_KEY> é"""
@@ -37,6 +41,39 @@ UNLABELED_FIELDS = """
 IN_SIGHT = """
     const box = arguments[0].getBoundingClientRect();
     return box.top >= 0 && box.bottom <= innerHeight;
+"""
+TOO_WIDE = """
+    return [...document.querySelectorAll("html, section")]
+        .filter((box) => box.scrollWidth > Math.min(box.clientWidth, 380))
+        .map((box) => box.textContent);
+"""
+LINES = """
+    const style = getComputedStyle(arguments[0]);
+    const padding = parseFloat(style.paddingTop) + parseFloat(style.paddingBottom);
+    return (arguments[0].clientHeight - padding) / parseFloat(style.lineHeight);
+"""
+COUNT_REQUESTS = """
+    window.requests = 0;
+    const send = fetch;
+    fetch = (...request) => {
+        requests += 1;
+        return send(...request);
+    };
+"""
+# JavaScript clicks twice before the first answer can have come.
+CLICK_TWICE = "arguments[0].click(); arguments[0].click()"
+ANSWER_OF_A_PROXY = """
+    const headers = { "Content-Type": "text/html" };
+    const init = { status: 502, statusText: "Bad Gateway", headers };
+    fetch = async () => new Response("<h1>Bad Gateway</h1>", init);
+"""
+# In browsers from before 2023 to 2025, the reviver gets no context.
+NO_SOURCE_TEXT = """
+    const parse = JSON.parse;
+    JSON.parse = (text, reviver) =>
+        parse(text, reviver && function (name, value) {
+            return reviver.call(this, name, value);
+        });
 """
 STORED = "return document.cookie + JSON.stringify([localStorage, sessionStorage])"
 REQUESTED = "return performance.getEntries().map((entry) => entry.name)"
@@ -70,12 +107,30 @@ class Page:
     def fill(self, label: str, value: str) -> None:
         """Find a field by its label, and type the value or select it."""
         path = f"//label[.='{label}']"
-        field = self.element(
-            self.browser.find_element(By.XPATH, path).get_attribute("for")
-        )
+        label_element = self.browser.find_element(By.XPATH, path)
+        field = self.element(str(label_element.get_attribute("for")))
         if field.tag_name == "input":
             field.clear()
         field.send_keys(value)
+
+    def open(self, screen: dict[str, Any]) -> None:
+        """Open the page again, on a screen of this size."""
+        self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+        self.browser.get(self.url)
+        self.run(COUNT_REQUESTS)
+
+    def button(self, name: str) -> WebElement:
+        return self.browser.find_element(By.XPATH, f"//button[.='{name}']")
+
+    def requests(self) -> Any:
+        """Return how many requests the page has sent since it was opened."""
+        return self.run("return requests")
+
+    def focus(self) -> WebElement:
+        return self.browser.switch_to.active_element
+
+    def in_sight(self, *element_ids: str) -> bool:
+        return all(self.run(IN_SIGHT, self.element(name)) for name in element_ids)
 
     def list_pets(self) -> str:
         """Press List, and return the outcome."""
@@ -89,7 +144,7 @@ class Page:
 
     def press(self, button: str, outcome: str) -> str:
         """Press a button, and return the outcome."""
-        self.browser.find_element(By.XPATH, f"//button[.='{button}']").click()
+        self.button(button).click()
         return self.outcome(outcome)
 
     def outcome(self, element_id: str) -> str:
@@ -109,9 +164,29 @@ class Page:
         return output.partition("\n\n")[2]
 
 
+def try_first_sight(page: Page) -> None:
+    page.open(PHONE)
+    assert page.in_sight("key", "list", "list-outcome")
+    assert page.run(UNLABELED_FIELDS) == []
+    page.open(DESKTOP)
+    operations = page.browser.find_elements(By.TAG_NAME, "section")[-1]
+    for path in "GET /pets", "POST /pets", "GET /pets/{petId}":
+        assert path in operations.text
+    assert f"{page.url.rstrip('/')}/v1" in operations.text
+    assert page.run(IN_SIGHT, operations)
+    document = str(page.element("document").get_property("href"))
+    with urlopen(document, timeout=10) as answer:
+        assert json.load(answer)["info"]["title"] in page.browser.title
+
+
 def try_errors(page: Page) -> None:
     no_key = "error: Enter the API key at the top of the page."
     assert page.list_pets() == page.add_pet("Rex", "1") == no_key
+    assert page.focus() == page.element("key")
+    page.fill("API key", "demo–key")
+    not_a_key = 'error: The API key contains "–", which no key has.'
+    assert page.list_pets() == page.add_pet("Rex", "1") == not_a_key
+    assert page.requests() == 0
     assert not page.element("last-request").is_displayed()
     page.fill("API key", "other")
     wrong_key = "error: invalid_api_key: The API key is not valid."
@@ -119,42 +194,54 @@ def try_errors(page: Page) -> None:
     assert page.add_pet("Rex", "1").startswith(wrong_key)
     assert page.text("status-line").startswith("401 "), page.text("status-line")
     page.fill("API key", page.key)
-    for category_id in ("", "many", "9007199254740993"):
+    for category_id in ("many", "1.5", " ", str(MAX_INT64 + 1)):
         outcome = page.add_pet("Rex", category_id)
         assert outcome.startswith("error: invalid_body: categoryId: Must be"), outcome
     assert page.text("list-outcome").startswith("invalid_api_key: ")
+    requests = page.requests()
+    page.add_pet("", "1")
+    page.add_pet("Rex", "")
+    assert page.requests() == requests
 
 
 def try_pets(page: Page) -> None:
     assert page.list_pets() == "success: No pets."
     outcome = page.add_pet(MARKUP, "-7")
-    assert outcome == f"success: Added {MARKUP} with id 1, at the end of the list.", (
-        outcome
-    )
+    added = f"Added {MARKUP[:30]}… with id 1, at the end of the list."
+    assert outcome == f"success: {added}", outcome
     assert page.text("status-line").lower() == "201 created"
     pet = {"id": 1, "name": MARKUP, "categoryId": -7, "status": "available"}
     assert pet.items() <= json.loads(page.text("body")).items()
     assert "location: " in page.text("headers")
-    # Add does not change the table.
-    assert page.rows() == []
+    # The list has been fetched again, and the last request is the POST.
+    assert page.text("list-outcome") == "1 pet, no more follow."
     page.add_pet(SHELL_CHARACTERS, "2")
     assert json.loads(page.run_curl_line())["name"] == SHELL_CHARACTERS
-    page.fill("Limit", "2")
-    assert page.list_pets() == "success: 2 pets, more follow."
-    assert page.run_curl_line().strip() == page.text("body")
     assert page.rows() == [
         ["1", MARKUP, "-7", "available"],
         ["2", SHELL_CHARACTERS, "2", "available"],
     ]
-    assert page.press("Next page", "list-outcome") == "success: 1 pet, no more follow."
-    assert not page.element("next").is_displayed()
+    page.fill("Limit", "3")
+    assert page.list_pets() == "success: 3 pets, no more follow."
+    assert page.run_curl_line().strip() == page.text("body")
+    outcome = page.add_pet("Tom", "3")
+    assert outcome == "success: Added Tom with id 4, on the last page."
+    assert page.text("list-outcome") == "3 pets, more follow."
     page.fill("Status", "sold")
-    assert page.list_pets() == "success: No pets."
+    assert page.list_pets() == "success: No pets with status sold."
+    assert_nothing_listed(page)
+    outcome = page.add_pet("Kitty", "4")
+    added = "Added Kitty with id 5, not in the list of pets with status sold."
+    assert outcome == f"success: {added}", outcome
     page.fill("Status", "any")
-    assert page.list_pets() == "success: 2 pets, more follow."
+    page.fill("Limit", "")
+    assert page.list_pets() == "success: 5 pets, no more follow."
+    assert "limit" not in page.text("curl")
     page.fill("Limit", "0")
     assert page.list_pets().startswith("error: invalid_query: limit: ")
     assert_nothing_listed(page)
+    outcome = page.add_pet("Max", "5")
+    assert outcome == "success: Added Max with id 6, at the end of the list."
 
 
 def assert_nothing_listed(page: Page) -> None:
@@ -163,25 +250,116 @@ def assert_nothing_listed(page: Page) -> None:
     assert not page.element("next").is_displayed()
 
 
+def try_integers(page: Page, number: type[int | float]) -> None:
+    """Compare what was typed with what is stored, and as a number with the table."""
+    page.fill("Limit", "100")
+    page.list_pets()
+    for typed in ("9007199254740993", str(MAX_INT64), " 12 ", "007"):
+        page.add_pet("Rex", typed)
+        assert f'"categoryId":{int(typed)},' in page.text("body")
+        assert number(page.rows()[-1][2]) == number(typed), page.rows()[-1]
+
+
+def try_pages(page: Page) -> None:
+    page.fill("Limit", "2")
+    assert page.list_pets() == "success: 2 pets, more follow."
+    first = page.rows()
+    for button in "Next page", "Next page", "Previous page":
+        page.press(button, "list-outcome")
+        assert page.focus() == page.button(button)
+    assert [row[0] for row in page.rows()] == ["3", "4"]
+    page.press("Previous page", "list-outcome")
+    assert page.rows() == first
+    assert page.focus() == page.button("Previous page")
+    while "no more follow" not in page.text("list-outcome"):
+        page.button("Next page").send_keys(Keys.ENTER)
+        page.outcome("list-outcome")
+    last = page.rows()
+    page.press("Next page", "list-outcome")
+    assert page.rows() == last
+    assert page.focus() == page.button("Next page")
+
+
+def try_without_source_text(page: Page) -> None:
+    command = "Page.addScriptToEvaluateOnNewDocument"
+    script = page.browser.execute_cdp_cmd(command, {"source": NO_SOURCE_TEXT})
+    page.open(DESKTOP)
+    page.fill("API key", page.key)
+    try_integers(page, float)
+    assert page.rows()[-4][2] == "9007199254740992"
+    try_pages(page)
+    page.browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
+
+
+def try_double_clicks(page: Page) -> None:
+    page.open(DESKTOP)
+    page.fill("API key", page.key)
+    assert_one_request(page, "Add", "add-outcome")
+    page.fill("Limit", "2")
+    page.list_pets()
+    assert_one_request(page, "Next page", "list-outcome")
+
+
+def assert_one_request(page: Page, button: str, outcome: str) -> None:
+    """Click twice, first faster and then slower than the service answers."""
+    element = page.button(button)
+    slow = ActionChains(page.browser).click(element).pause(0.1).click(element)
+    for click_twice in (lambda: page.run(CLICK_TWICE, element), slow.perform):
+        page.fill("Name", "Rex")
+        page.fill("Category id", "1")
+        requests = page.requests()
+        click_twice()
+        page.outcome(outcome)
+        assert page.requests() == requests + 1
+
+
+def try_100_pets(page: Page) -> None:
+    for _ in range(100):
+        add_pet(page)
+    page.fill("Limit", "100")
+    assert page.list_pets() == "success: 100 pets, more follow."
+    assert page.element("body").rect["height"] <= 20 * 16
+    assert page.in_sight("status-line", "body", "headers")
+    page.press("Next page", "list-outcome")
+
+
+def add_pet(page: Page) -> None:
+    headers = {
+        "Authorization": f"Bearer {page.key}",
+        "Content-Type": "application/json",
+    }
+    body = b'{"name": "Rex", "categoryId": 9007199254740993}'
+    with urlopen(Request(f"{page.url}/v1/pets", body, headers), timeout=10) as answer:
+        assert answer.status == 201
+
+
+def try_names(page: Page) -> None:
+    """Try what a screen reader reads: every section and the table, but no mark."""
+    for section in page.browser.find_elements(By.CSS_SELECTOR, "section, table"):
+        assert section.accessible_name, section.get_attribute("outerHTML")
+    nodes = page.browser.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
+    names = " ".join(str(node["name"].get("value")) for node in nodes if "name" in node)
+    assert "pets" in names
+    assert not set("✓✗●◐○") & set(names)
+
+
 def try_keyboard_and_phone(page: Page) -> None:
-    page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", PHONE)
-    page.browser.get(page.url)
-    assert page.run(UNLABELED_FIELDS) == []
+    page.open(PHONE)
 
     def press_keys(*keys: str) -> None:
         ActionChains(page.browser).send_keys(*keys).perform()
 
     press_keys(page.key, Keys.TAB, Keys.TAB, "1", Keys.TAB, Keys.ENTER)
     assert page.outcome("list-outcome") == "success: 1 pet, more follow."
-    press_keys(Keys.TAB, Keys.SPACE)
+    press_keys(Keys.TAB, Keys.TAB, Keys.SPACE)
     page.outcome("list-outcome")
     assert page.rows()[0][0] == "2"
-    long_name = "x" * 300
+    long_name = "x" * 900
     press_keys(Keys.TAB, long_name, Keys.TAB, "5", Keys.TAB, "sold", Keys.TAB)
     press_keys(Keys.ENTER)
-    added = f"success: Added {long_name} with id 4, at the end of the list."
-    assert page.outcome("add-outcome") == added
-    assert page.browser.switch_to.active_element == page.element("name")
+    assert page.outcome("add-outcome").startswith(f"success: Added {'x' * 30}… with")
+    assert page.run(LINES, page.element("add-outcome")) <= 5
+    assert page.focus() == page.element("name")
     for field, value in ("name", ""), ("category-id", ""), ("new-status", "available"):
         assert page.element(field).get_property("value") == value
     press_keys(*[Keys.TAB] * 4, Keys.ENTER)
@@ -190,10 +368,10 @@ def try_keyboard_and_phone(page: Page) -> None:
     page.element("name").send_keys(Keys.CONTROL, "v")
     assert page.element("name").get_property("value") == page.text("curl")
     page.fill("Limit", "100")
+    page.fill("Status", "sold")
     page.list_pets()
-    assert page.rows()[-1] == ["4", long_name, "5", "sold"]
-    width = page.run("return document.documentElement.scrollWidth")
-    assert width == 380, f"the page is {width} pixels wide"
+    assert page.rows()[-1][1:] == [long_name, "5", "sold"]
+    assert page.run(TOO_WIDE) == []
 
 
 def try_privacy(page: Page) -> None:
@@ -202,8 +380,6 @@ def try_privacy(page: Page) -> None:
     hosts = {urlsplit(url).netloc for url in page.run(REQUESTED)}
     assert hosts <= {urlsplit(page.url).netloc, ""}, hosts
     assert page.run("return document.images.length") == 0
-    with urlopen(page.element("document").get_property("href"), timeout=10) as answer:
-        assert json.load(answer)["info"]["title"] in page.browser.title
 
 
 def try_console_and_no_answer(page: Page) -> None:
@@ -213,6 +389,10 @@ def try_console_and_no_answer(page: Page) -> None:
     no_answer = "error: No answer (Failed to fetch). Is the service running?"
     assert page.list_pets() == page.add_pet("Rex", "1") == no_answer
     assert_nothing_listed(page)
+    page.browser.delete_network_conditions()
+    page.run(ANSWER_OF_A_PROXY)
+    proxy = "error: 502 Bad Gateway: this is not an answer of the service."
+    assert page.list_pets() == page.add_pet("Rex", "1") == proxy
 
 
 def main(url: str, key: str) -> None:
@@ -221,12 +401,18 @@ def main(url: str, key: str) -> None:
     with TemporaryDirectory() as profile:
         for switch in (*SWITCHES, f"--user-data-dir={profile}"):
             options.add_argument(switch)
-        with Chrome(options, Service("/usr/bin/chromedriver")) as browser:
-            browser.get(url)
+        with Chrome(options, Service(which("chromedriver"))) as browser:
             page = Page(browser, url, key)
+            try_first_sight(page)
             try_errors(page)
             try_pets(page)
+            try_integers(page, int)
+            try_pages(page)
+            try_without_source_text(page)
+            try_names(page)
             try_privacy(page)
+            try_double_clicks(page)
+            try_100_pets(page)
             try_keyboard_and_phone(page)
             try_privacy(page)
             try_console_and_no_answer(page)
