@@ -344,18 +344,20 @@ def create_other_store(path: Path) -> Path:
 
 
 @pytest.mark.parametrize("is_used_before", [True, False])
-@pytest.mark.parametrize("is_replaced", [True, False])
+@pytest.mark.parametrize("successor", ["none", "other store", "link to the file"])
 def test_a_moved_file_is_503_until_it_is_back(
     file_client: FlaskClient,
     database: Path,
     is_used_before: bool,
-    is_replaced: bool,
+    successor: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     pets = [add_pet(file_client)] if is_used_before else []
     moved = database.rename(database.with_name("moved.db"))
-    if is_replaced:
+    if successor == "other store":
         create_other_store(database.with_name("other.db")).rename(database)
+    elif successor == "link to the file":
+        database.symlink_to(moved)
     for _ in range(2):
         assert_unavailable(post_pet(file_client), file_client.get("/healthz"))
         assert_unavailable(file_client.get("/v1/pets"), file_client.get("/v1/pets/1"))
@@ -363,10 +365,24 @@ def test_a_moved_file_is_503_until_it_is_back(
         "the file was moved, removed or replaced; put it back, or restart the service, "
         "which then uses or creates the file at this path"
     )
-    assert database.exists() == is_replaced
+    assert database.exists() == (successor != "none")
     moved.replace(database)
     pets.append(add_pet(file_client))
     assert all_pets(file_client) == pets
+
+
+def test_a_file_that_a_link_leads_to_may_not_be_replaced_either(
+    database: Path, tmp_path: Path
+) -> None:
+    target = create_other_store(tmp_path / "target.db")
+    database.symlink_to(target)
+    client = create_client(database)
+    pets = [*all_pets(client), add_pet(client)]
+    moved = target.rename(tmp_path / "moved.db")
+    create_other_store(tmp_path / "other.db").rename(target)
+    assert_unavailable(post_pet(client), client.get("/v1/pets"))
+    moved.replace(target)
+    assert all_pets(client) == pets
 
 
 @pytest.mark.parametrize(
