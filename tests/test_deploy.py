@@ -17,7 +17,7 @@ import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from http.client import HTTPConnection
 from pathlib import Path
 from string import Template
@@ -107,7 +107,10 @@ class Machine:
         self.run("git", "init", "--quiet", str(self.origin))
         self.commit()
         self.run("git", "clone", "--quiet", str(self.origin), str(self.clone))
-        packages = sysconfig.get_path("purelib")
+        # Ours may be in a folder that the user of the service may not enter.
+        tools = shutil.ignore_patterns("pip*", "pygments*", "setuptools*", "*pytest*")
+        packages = root / "packages"
+        shutil.copytree(sysconfig.get_path("purelib"), packages, ignore=tools)
         for name, command in (
             ("gunicorn", f"PYTHONPATH={packages} exec {python} -m gunicorn"),
             ("pip", f"exec {sys.executable} -m pip"),
@@ -187,7 +190,8 @@ class Machine:
         """Kill every process of the service with SIGKILL."""
         pid = self.root / "pid"
         if pid.exists():
-            os.killpg(int(pid.read_text()), signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.killpg(int(pid.read_text()), signal.SIGKILL)
             pid.unlink()
 
     def calls(self) -> list[str]:
