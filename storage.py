@@ -295,7 +295,8 @@ class Write:
     def __init__(self, sql: str, values: Values) -> None:
         self.sql = sql
         self.values = values
-        self.result: Rows | BaseException = RuntimeError("not executed")
+        self.rows: Rows = []
+        self.error: sqlite3.IntegrityError | None = None
 
     def execute(self, connection: sqlite3.Connection) -> None:
         """Execute the statement. If it violates a constraint, keep the error.
@@ -305,17 +306,17 @@ class Write:
         but a UNIQUE constraint would need this method.
         """
         try:
-            self.result = connection.execute(self.sql, self.values).fetchall()
+            self.rows = connection.execute(self.sql, self.values).fetchall()
         except sqlite3.IntegrityError as error:
-            self.result = error
+            self.error = error
 
 
 class Batch:
-    """Writes that share a commit."""
+    """Writes that share a commit, and its error: None once they are committed."""
 
     def __init__(self) -> None:
-        # The thread that has this lock may commit the writes.
         self.commit_lock = Lock()
+        self.error: BaseException | None = RuntimeError("not committed")
         self.writes: list[Write] = []
 
 
@@ -367,9 +368,10 @@ class Database:
            writes.
         4. Thread C adds its write to the new batch, and waits for the writer.
         5. A releases the locks. B gets the commit lock. Its batch is no longer the next
-           one, so its write has a result: rows or an error.
+           one, so A has committed it, or has failed.
 
-        If Ctrl-C or a lack of memory interrupts A before step 3, B commits both writes.
+        If Ctrl-C or a lack of memory interrupts A before step 3, the next thread
+        commits A's write, too. After the commit, A and B raise the exception as well.
         """
         write = Write(sql, values)
         with self._next_batch_lock:
@@ -379,29 +381,28 @@ class Database:
             # If it is not the next one, another of its threads has committed it.
             if batch is self._next_batch:
                 self._commit(batch)
-        if isinstance(write.result, BaseException):
-            raise write.result
-        return write.result
+        error = batch.error or write.error
+        if error:
+            raise error
+        return write.rows
 
     def _commit(self, batch: Batch) -> None:
-        """Commit the next batch. Only a thread that has its lock may do so."""
-        # While this thread waits here, other writes join the batch.
-        with self._writer.lock:
-            try:
+        """Commit the next batch. Only a thread that has its commit lock may do so."""
+        try:
+            # While this thread waits here, other writes join the batch.
+            with self._writer.lock, translated_errors(self._path):
                 with self._next_batch_lock:
                     self._next_batch = Batch()
-                with translated_errors(self._path):
-                    self._require_same_file()
-                    connection = self._writer.get()
-                    with connection:
-                        begin(connection)
-                        for write in batch.writes:
-                            write.execute(connection)
-            except BaseException as error:
-                # Also after a KeyboardInterrupt: some writes may have rows already.
-                for write in batch.writes:
-                    write.result = error
-                raise
+                self._require_same_file()
+                connection = self._writer.get()
+                with connection:
+                    begin(connection)
+                    for write in batch.writes:
+                        write.execute(connection)
+            batch.error = None
+        except BaseException as error:
+            batch.error = error
+            raise
 
     def close(self) -> None:
         """Close both connections. Each copies the WAL: perhaps only one was opened."""
