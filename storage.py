@@ -390,15 +390,16 @@ class Database:
         """Commit the next batch. Only a thread that has its commit lock may do so."""
         try:
             # While this thread waits here, other writes join the batch.
-            with self._writer.lock, translated_errors(self._path):
+            with self._writer.lock:
                 with self._next_batch_lock:
                     self._next_batch = Batch()
-                self._require_same_file()
-                connection = self._writer.get()
-                with connection:
-                    begin(connection)
-                    for write in batch.writes:
-                        write.execute(connection)
+                with translated_errors(self._path):
+                    self._require_same_file()
+                    connection = self._writer.get()
+                    with connection:
+                        begin(connection)
+                        for write in batch.writes:
+                            write.execute(connection)
             batch.error = None
         except BaseException as error:
             batch.error = error
@@ -421,8 +422,7 @@ class Database:
         if self._file_at_path() != self._file_at_startup:
             raise StorageUnavailable(
                 f"{self._path}: the file was moved, removed or replaced; put it back, "
-                "or restart the service, which then uses or creates the file at this "
-                "path"
+                "or restart the service, which uses or creates the file at this path"
             )
 
     def _file_at_path(self) -> list[tuple[int, int]]:

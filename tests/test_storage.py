@@ -363,7 +363,7 @@ def test_a_moved_file_is_503_until_it_is_back(
         assert_unavailable(file_client.get("/v1/pets"), file_client.get("/v1/pets/1"))
     assert caplog.messages[-1].endswith(
         "the file was moved, removed or replaced; put it back, or restart the service, "
-        "which then uses or creates the file at this path"
+        "which uses or creates the file at this path"
     )
     assert database.exists() == (successor != "none")
     moved.replace(database)
