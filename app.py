@@ -129,7 +129,7 @@ def open_store(app: Flask) -> Store:
 @v1.before_request
 def check_request() -> None:
     """Refuse an id that no pet can have, and a request without a valid key."""
-    # No pet has a larger id. (<int(max=...)> is a 405 once the path has two methods.)
+    # No pet has a larger id. (With <int(max=...)>, PATCH at this path would be a 405.)
     if request.view_args and request.view_args.get("pet_id", 0) > schemas.MAX_INT64:
         abort(404)
     # Browsers send OPTIONS without the key.
@@ -162,7 +162,7 @@ def list_pets() -> Response:
     page, last_id = get_store().list_page(**query)
     if last_id is None:
         return json_response(page)
-    # url_for leaves out a status that is None.
+    # The dot means: in this blueprint. url_for leaves out a status that is None.
     target = url_for(".listPets", **{**query, "after": last_id})
     return json_response(page, headers={"Link": f'<{target}>; rel="next"'})
 

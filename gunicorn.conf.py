@@ -5,7 +5,7 @@ By default, it listens on 127.0.0.1:8000, or on all addresses if PORT is set.
 
 import logging
 
-# gunicorn starts this many processes. Processes cannot share a commit.
+# One process, because processes cannot share a commit (storage.py).
 workers = 1
 # A write that waits for a lock of another program keeps its thread. The other threads
 # remain for reads.

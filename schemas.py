@@ -27,7 +27,7 @@ has_no_lone_surrogate = validate.Regexp(
 
 
 def integer(minimum: int, maximum: int, **options: Any) -> fields.Integer:
-    """Return a field for an integer in a range. Its error names the range."""
+    """Return a field for an integer in a range. Both its errors name the range."""
     message = f"Must be an integer from {minimum} to {maximum}."
     rule = validate.Range(minimum, maximum, error=message)
     return fields.Integer(validate=rule, error_messages={"invalid": message}, **options)
@@ -104,7 +104,7 @@ def malformed(reason: str) -> ServiceError:
 
 
 def parse_float(text: str) -> int | float:
-    """Return a number with a point or an exponent: `1.0` and `1e3` as integers."""
+    """Return 1.5 as a float, but 1.0 and 1e3 as integers. json.loads calls this."""
     try:
         number = Decimal(text)  # Exact. As a float, 1e-400 would be 0, an integer.
     except InvalidOperation:  # The exponent has more than 18 digits.

@@ -242,7 +242,7 @@ def prepare(connection: sqlite3.Connection, path: str) -> None:
             )
         connection.execute(WRITE_PROBE)
     try:
-        # The file stays in WAL mode.
+        # Not inside of a transaction. The file stays in WAL mode.
         connection.execute("PRAGMA journal_mode = WAL")
     except sqlite3.OperationalError as error:
         # Another process that starts may be setting this mode. Then this one need not.
@@ -271,7 +271,7 @@ class SharedConnection:
         if self._connection is None:
             connection = connect(self._path)
             if self._path == IN_MEMORY:
-                # In memory, each connection has a new database.
+                # In memory, each connection has a new database. Prepare this one, too.
                 prepare(connection, self._path)
             self._connection = connection
         return self._connection
@@ -361,8 +361,8 @@ class Database:
         many statements it has. So threads that write at the same time share a commit
         (group commit):
 
-        1. Thread A adds its write to the next batch, and takes its commit lock. A
-           waits for the lock of the writer, because another commit is under way.
+        1. Thread A adds its write to the next batch, takes the commit lock of this
+           batch, and waits for the lock of the writer: another commit is under way.
         2. Thread B adds its write to the same batch, and waits for its commit lock.
         3. A gets the writer, replaces the next batch with a new one, and commits both
            writes.
@@ -378,7 +378,7 @@ class Database:
             batch = self._next_batch
             batch.writes.append(write)
         with batch.commit_lock:
-            # If it is not the next one, another of its threads has committed it.
+            # Whoever replaces the next batch has its commit lock, and has committed it.
             if batch is self._next_batch:
                 self._commit(batch)
         error = batch.error or write.error
@@ -426,7 +426,7 @@ class Database:
             )
 
     def _file_at_path(self) -> list[tuple[int, int]]:
-        """Return the device and inode of the file, and of a link at its place.
+        """Return the device and inode that the path leads to, and of the path itself.
 
         These two numbers identify a file, also after it was moved. If it was moved, and
         a link to it is at its place, only the second pair differs.

@@ -7,7 +7,6 @@ this user must not have their content. Without root, there is nothing to attack.
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -20,7 +19,7 @@ ATTACK = """
 import itertools, os, sys, time
 folder, to_folder, to_file, *spared = sys.argv[1:]
 for number in itertools.count():
-    time.sleep(number % 8 / 50)
+    time.sleep(number % 4 / 50)
     for name in os.listdir(folder):
         path = os.path.join(folder, name)
         if not (os.path.islink(path) or name in spared or name.startswith("taken-")):
@@ -69,6 +68,7 @@ def attack(machine: Machine) -> str:
             ):
                 line = machine.deploy(script, *arguments)
                 lines.append(f"{script} {line.partition('.')[0].partition(' /')[0]}")
+            assert attacker.poll() is None, "the attacker has ended"
         finally:
             attacker.kill()
             attacker.wait()
@@ -77,7 +77,8 @@ def attack(machine: Machine) -> str:
                     path.unlink()
     machine.kill()
     assert {**state(root_folder), **state(machine.clone)} == before
-    for path in [*machine.backups.iterdir(), *folder.iterdir()]:
+    assert len(set(lines)) > 3, f"the attack changed nothing: {lines}"
+    for path in [*machine.backups.iterdir(), *folder.rglob("*")]:
         if path.is_file() and not path.is_symlink():
             assert SECRET.encode() not in path.read_bytes(), path
             assert (path.stat().st_uid == 0) == (path.parent == machine.backups), path
@@ -87,7 +88,8 @@ def attack(machine: Machine) -> str:
 def main() -> None:
     """Attack a machine of its own, in a folder that every user may open."""
     if not IS_ROOT:
-        sys.exit()
+        print("Not attacked: only root has something to lose.")
+        return
     with TemporaryDirectory() as name:
         os.chmod(name, 0o755)
         machine = Machine(Path(name) / "machine")
