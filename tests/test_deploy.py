@@ -8,6 +8,7 @@ import getpass
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import sqlite3
@@ -307,13 +308,14 @@ def test_a_backup_removes_its_old_ones_but_never_the_newest_seven(
         add_old("more/pets-2020-01-01T000000.db"),
     ]
     own = [add_old(f"pets-2020-01-0{day}T000000.db") for day in range(1, 9)]
+    (machine.backups / "lock").touch()
     before = content(machine.backups)
     missing = str(machine.root / "missing.db")
     failed = machine.deploy("backup", PETSTORE_DATABASE=missing)
     assert failed == "1: Not backed up. No older backup was removed."
     assert content(machine.backups) == before
     backup = machine.back_up()
-    kept = [*foreign, foreign[2].parent, *own[2:], backup]
+    kept = [*foreign, foreign[2].parent, *own[2:], backup, machine.backups / "lock"]
     assert content(machine.backups).keys() == {str(path) for path in kept}
 
 
@@ -357,7 +359,7 @@ def test_a_restore_can_be_undone_even_after_a_crash(machine: Machine) -> None:
     undone = machine.paste(restored, "To undo this: ")
     assert machine.pets() == [*pets, "Tom"]
     [old] = re.findall("The previous files are in (.+)[.] To undo", undone)
-    assert names_in(Path(old, "pets.db")) == [*pets, "Ada"]
+    assert names_in(Path(*shlex.split(old), "pets.db")) == [*pets, "Ada"]
 
 
 def test_a_restore_says_if_the_service_does_not_start(machine: Machine) -> None:
@@ -425,6 +427,9 @@ BAD_BACKUPS: dict[str, Callable[[Path], object]] = {
     ),
     "of another program": changed(lambda data: data.replace(b"pets", b"cars")),
     "with other columns": with_other_columns,
+    "with a trigger": executed(
+        "CREATE TRIGGER clear AFTER INSERT ON pets BEGIN DELETE FROM pets; END"
+    ),
     "with a name that is not UTF-8": executed(
         "UPDATE pets SET name = CAST(x'ff' AS TEXT)"
     ),
