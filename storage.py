@@ -215,8 +215,8 @@ def connect(path: str) -> sqlite3.Connection:
 
 def begin(connection: sqlite3.Connection) -> None:
     """Begin a write transaction, which `with connection:` commits or rolls back."""
-    # FULL: COMMIT returns only after the WAL is on the disk. This belongs to the
-    # connection, not to the file, and cannot be set inside of a transaction.
+    # FULL: COMMIT returns only after the WAL is on the disk. A connection needs this
+    # once, before BEGIN. To set it again does no harm.
     connection.execute("PRAGMA synchronous = FULL")
     # IMMEDIATE: take the write lock now, so that only this statement waits for it.
     connection.execute("BEGIN IMMEDIATE")
@@ -245,7 +245,7 @@ def prepare(connection: sqlite3.Connection, path: str) -> None:
         # Not inside of a transaction. The file stays in WAL mode.
         connection.execute("PRAGMA journal_mode = WAL")
     except sqlite3.OperationalError as error:
-        # Another process that starts may be setting this mode. Then this one need not.
+        # Another process that starts may be setting this mode, and the file keeps it.
         if main_code(error) != sqlite3.SQLITE_BUSY:
             raise
 
@@ -344,7 +344,7 @@ class Database:
         self._writer = SharedConnection(self._path)
         # In memory, a second connection would have a database of its own.
         self._reader = self._writer if in_memory else SharedConnection(self._path)
-        # The next write joins this batch. With the lock, none joins a batch too late.
+        # The next write joins this batch. The lock: none joins one that is executing.
         self._next_batch = Batch()
         self._next_batch_lock = Lock()
 
@@ -371,14 +371,14 @@ class Database:
            one, so A has committed it, or has failed.
 
         If Ctrl-C or a lack of memory interrupts A before step 3, the next thread
-        commits A's write, too. After the commit, A and B raise the exception as well.
+        commits A's write. If later, A and B raise the exception, even if stored.
         """
         write = Write(sql, values)
         with self._next_batch_lock:
             batch = self._next_batch
             batch.writes.append(write)
         with batch.commit_lock:
-            # Whoever replaces the next batch has its commit lock, and has committed it.
+            # With this lock, no other thread replaces the batch meanwhile.
             if batch is self._next_batch:
                 self._commit(batch)
         error = batch.error or write.error
@@ -406,7 +406,7 @@ class Database:
             raise
 
     def close(self) -> None:
-        """Close both connections. Each copies the WAL: perhaps only one was opened."""
+        """Close both connections. Each copies the WAL: only one may be open."""
         # No write during a checkpoint: before SQLite 3.51.3, it could be lost
         # (sqlite.org/wal.html, section 11).
         with self._writer.lock, self._reader.lock:
@@ -426,7 +426,7 @@ class Database:
             )
 
     def _file_at_path(self) -> list[tuple[int, int]]:
-        """Return the device and inode that the path leads to, and of the path itself.
+        """Return the device and inode of the file, and of the path if it is a link.
 
         These two numbers identify a file, also after it was moved. If it was moved, and
         a link to it is at its place, only the second pair differs.
