@@ -209,6 +209,10 @@ def test_the_default_database_is_in_the_instance_folder(tmp_path: Path) -> None:
     for file in [*ROOT.glob("*.py"), ROOT / "index.html", ROOT / "openapi.json"]:
         (tmp_path / file.name).write_bytes(file.read_bytes())
     program = "import app; app.create_app()"
+    (tmp_path / "instance").touch()
+    ended = run("python", "-c", program, folder=tmp_path, PETSTORE_API_KEYS=KEY)
+    assert "PETSTORE_DATABASE: [Errno 17] File exists" in ended.stderr
+    (tmp_path / "instance").unlink()
     for _ in range(2):
         ended = run("python", "-c", program, folder=tmp_path, PETSTORE_API_KEYS=KEY)
         assert (ended.returncode, ended.stderr) == (0, "")
