@@ -49,12 +49,12 @@ def attack(machine: Machine) -> str:
     """Attack each script, and return how often each last line was seen."""
     root_folder = machine.root / "of-root"
     root_folder.mkdir()
-    (root_folder / "secret").write_text(SECRET)
-    (root_folder / "secret").chmod(0o600)
+    secret = root_folder / "secret"
+    secret.write_text(SECRET)
+    secret.chmod(0o600)
     before = {**state(root_folder), **state(machine.clone)}
     backup = machine.back_up()
     folder = machine.database.parent
-    secret = root_folder / "secret"
     command = [python_for("nobody"), "-c", ATTACK, str(folder), str(root_folder)]
     lines = []
     for spared in ROUNDS:

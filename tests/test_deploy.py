@@ -460,6 +460,15 @@ def test_a_backup_that_the_service_may_not_read_is_refused(machine: Machine) -> 
     assert machine.calls() == []
 
 
+def test_a_checked_copy_replaces_no_file(machine: Machine) -> None:
+    program = str(machine.clone / "deploy" / "checked-copy")
+    backup, database = str(machine.back_up()), str(machine.database)
+    pets = machine.pets()
+    assert machine.run(program, backup, database).returncode == 1
+    assert machine.run(program, database, database).returncode == 1
+    assert machine.pets() == pets
+
+
 def test_a_hostile_database_runs_no_command(machine: Machine) -> None:
     backup = machine.back_up()
     machine.run("systemctl", "stop", "petstore")
