@@ -5,7 +5,8 @@ By default, it listens on 127.0.0.1:8000, or on all addresses if PORT is set.
 
 import logging
 
-# One process, because processes cannot share a commit (storage.py).
+# One process: before SQLite 3.51.3, a checkpoint of one process could lose a commit of
+# another one (sqlite.org/wal.html, section 11).
 workers = 1
 # A write that waits for a lock of another program keeps its thread. The other threads
 # remain for reads.

@@ -1,24 +1,27 @@
-"""The pets in SQLite: all SQL and every call of sqlite3, and nothing of HTTP.
+"""The pets in SQLite: all SQL of the service, and nothing of HTTP.
 
 The file is in WAL mode (sqlite.org/wal.html): SQLite appends each commit to a second
 file, the write-ahead log (WAL), for example `pets.db-wal`. Later, in a checkpoint, it
-copies the WAL into `pets.db`. A commit does not change what others are reading, so
-reads continue during a write.
+copies the WAL into `pets.db`.
+
+The operating system first keeps in memory what a program writes to a file. A sync waits
+until the file is on the disk. Without a sync, a loss of power may undo a commit.
 """
 
 import os
 import sqlite3
+import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from threading import Lock, RLock
+from threading import Lock
 from typing import Any
 
 # The user_version of the file, a number that SQLite leaves to the application.
 SCHEMA_VERSION = 1
 # AUTOINCREMENT: the id of a deleted pet is never used again. STRICT: SQLite refuses a
-# value of another type. IF NOT EXISTS: several services may use examples/rqlite.py.
+# value of another type. IF NOT EXISTS is for examples/rqlite.py.
 CREATE_TABLE = """
     CREATE TABLE IF NOT EXISTS pets (
         id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -27,8 +30,7 @@ CREATE_TABLE = """
         status TEXT NOT NULL CHECK (status IN ('available', 'pending', 'sold'))
     ) STRICT
 """
-# This index finds the pets of a status in the order of their ids: SQLite adds the id to
-# every index.
+# SQLite adds the id to every index, so the pets of a status are in order of their ids.
 CREATE_INDEX = "CREATE INDEX IF NOT EXISTS pets_by_status ON pets (status)"
 
 # SQLite renders the JSON of 100 pets in half the time that json.dumps takes.
@@ -56,8 +58,8 @@ SELECT_PAGE_OF_STATUS = f"""
 """
 # A probe tests whether the table can be used. This one fails if it cannot be read.
 READ_PROBE = "SELECT id FROM pets LIMIT 1"
-# This one adds no pet, but fails if the file is read-only (BEGIN IMMEDIATE does not) or
-# the table has other columns: INSERT without names needs a value for each column.
+# This one adds no pet (WHERE false). It fails if the file is read-only or the table has
+# other columns: INSERT without names needs a value for each column.
 WRITE_PROBE = """
     INSERT INTO pets SELECT id, name, category_id, status FROM pets WHERE false
 """
@@ -65,8 +67,7 @@ WRITE_PROBE = """
 # SQLite's name for a database without a file.
 IN_MEMORY = ":memory:"
 
-# Seconds that SQLite waits while another program has locked the file. A write may wait
-# twice as long: for the commit before it, and then for its own.
+# Seconds to wait while another program has locked the file.
 BUSY_TIMEOUT = 2.0
 
 CHECK_ACCESS = (
@@ -98,7 +99,8 @@ class Store(ABC):
     """What the application needs to store pets.
 
     An abstract base class (ABC) lists methods. Python refuses to create a store that
-    lacks one of them. A store also has to keep these promises:
+    lacks one of them. A store also keeps these promises, or its documentation says when
+    it does not:
 
     - Any number of threads may call the methods at once.
     - The JSON of a pet is an object with id, name, categoryId and status.
@@ -108,8 +110,7 @@ class Store(ABC):
       databases, an id is assigned before the commit, so pet 8 may appear before pet 7.
       Then a client that asks for the pets after 8 never sees pet 7.)
     - If `add` returns, the pet is stored for good. If `add` raises an exception, the
-      pet is not stored, unless Ctrl-C or a lack of memory has interrupted `add`. If a
-      store cannot promise this, its documentation says so.
+      pet is not stored, unless Ctrl-C or a lack of memory has interrupted `add`.
     - If the store cannot answer, a method raises StorageUnavailable within about five
       seconds.
     """
@@ -140,7 +141,12 @@ class Store(ABC):
 class PetStore(Store):
     """The pets in an SQLite file, or in memory if the path is `:memory:`.
 
-    If the disk is full or reports an error, `add` may raise after it stored the pet.
+    If the disk is full or reports an error, `add` may raise after it stored the pet. An
+    `add` that returns at the moment of the error may lose its pet.
+
+    A client may see a pet before it is on the disk. If power is lost then, or the disk
+    reports an error, the pet may be gone, and a new pet may get its id. A client that
+    has followed the pages beyond this id misses the new pet.
     """
 
     def __init__(self, path: str) -> None:
@@ -149,9 +155,9 @@ class PetStore(Store):
         Raise StorageUnavailable if it cannot be used.
         """
         self._database = Database(path)
-        # Close the database when this store is garbage-collected or Python exits. (Not
-        # a method of this store: that would keep the store alive.)
-        weakref.finalize(self, self._database.close)
+        # Call `close()` last. If nobody does, Python does, when the program ends or
+        # nothing refers to this store. (finalize must not get a method of the store.)
+        self.close = weakref.finalize(self, self._database.close)
 
     def list_page(
         self, *, limit: int, status: str | None, after: int
@@ -167,8 +173,7 @@ class PetStore(Store):
     def add(self, *, name: str, category_id: int, status: str) -> tuple[int, str]:
         """Store a pet on the disk, and return its id and its JSON."""
         values = {"name": name, "category_id": category_id, "status": status}
-        rows = self._database.write(INSERT_PET, values)
-        pet_id, pet = rows[0]
+        [(pet_id, pet)] = self._database.write(INSERT_PET, values)
         return pet_id, pet
 
     def get(self, pet_id: int) -> str | None:
@@ -183,19 +188,22 @@ class PetStore(Store):
 
 def main_code(error: sqlite3.Error) -> int:
     """Return the main result code: 10 (SQLITE_IOERR) for 778 (SQLITE_IOERR_WRITE)."""
-    # Python's sqlite3 raises some errors itself. They have no code of SQLite.
+    # Python's sqlite3 raises some errors itself, without a code of SQLite.
     code: int = getattr(error, "sqlite_errorcode", 0)
     return code & 0xFF
 
 
 @contextmanager
 def translated_errors(path: str, default_hint: str | None = None) -> Iterator[None]:
-    """Turn an error of SQLite in a `with` block into StorageUnavailable.
+    """Turn an error of SQLite or the system in a `with` block into StorageUnavailable.
 
-    An error that HINTS does not list is raised as it is, unless there is a default.
+    An error of SQLite that HINTS does not list gets the default hint. Without one, it
+    is raised as it is.
     """
     try:
-        yield  # Here, the `with` block runs.
+        yield  # The `with` block runs here (docs.python.org/3/library/contextlib.html).
+    except OSError as error:
+        raise StorageUnavailable(f"{path}: {error}") from error
     except sqlite3.Error as error:
         hint = HINTS.get(main_code(error), default_hint)
         if hint is None:
@@ -203,215 +211,187 @@ def translated_errors(path: str, default_hint: str | None = None) -> Iterator[No
         raise StorageUnavailable(f"{path}: {error}; {hint}") from error
 
 
-def connect(path: str) -> sqlite3.Connection:
-    """Return a new connection."""
+def connect(path: str, timeout: float) -> sqlite3.Connection:
+    """Return a connection that waits up to `timeout` seconds for other programs."""
     return sqlite3.connect(
         path,
-        timeout=BUSY_TIMEOUT,
-        isolation_level=None,  # Python begins no transaction itself.
-        check_same_thread=False,  # A lock lets one thread use it at a time.
+        timeout=timeout,
+        isolation_level=None,  # Each statement commits itself, unless BEGIN came first.
+        check_same_thread=False,  # `Database` lets one thread use it at a time.
     )
-
-
-def begin(connection: sqlite3.Connection) -> None:
-    """Begin a write transaction, which `with connection:` commits or rolls back."""
-    # FULL: COMMIT returns only after the WAL is on the disk. A connection needs this
-    # once, before BEGIN. To set it again does no harm.
-    connection.execute("PRAGMA synchronous = FULL")
-    # IMMEDIATE: take the write lock now, so that only this statement waits for it.
-    connection.execute("BEGIN IMMEDIATE")
 
 
 def prepare(connection: sqlite3.Connection, path: str) -> None:
     """Create the schema in an empty database, or check that it is there."""
-    with connection:
-        # If several processes start at once, the first one creates the schema, and the
-        # others wait here.
-        begin(connection)
+    with connection:  # Commits, or rolls back after an exception.
+        # If several processes start at once, the first one takes the write lock here,
+        # and creates the schema. The others wait.
+        connection.execute("BEGIN IMMEDIATE")
         [version] = connection.execute("PRAGMA user_version").fetchone()
+        # SQLite's own table of the tables and indexes.
         tables = connection.execute("SELECT name FROM sqlite_schema").fetchall()
         if version == 0 and not tables:
             connection.execute(CREATE_TABLE)
             connection.execute(CREATE_INDEX)
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-            version = SCHEMA_VERSION
-        if version != SCHEMA_VERSION:
+        elif version != SCHEMA_VERSION:
             raise StorageUnavailable(
                 f"{path}: it is not a pet store of version {SCHEMA_VERSION} (its "
                 f"user_version is {version}); choose another file, or upgrade this one"
             )
         connection.execute(WRITE_PROBE)
     try:
-        # Not inside of a transaction. The file stays in WAL mode.
+        # Not possible inside of a transaction. The file stores this mode.
         connection.execute("PRAGMA journal_mode = WAL")
     except sqlite3.OperationalError as error:
-        # Another process that starts may be setting this mode, and the file keeps it.
+        # Another process that starts may be setting the mode now. Otherwise, there is
+        # no WAL, and `open_wal` raises.
         if main_code(error) != sqlite3.SQLITE_BUSY:
             raise
 
 
-class SharedConnection:
-    """A connection that several threads use, one at a time.
+def open_wal(connection: sqlite3.Connection, path: str) -> int:
+    """Open the WAL for `sync`, and return its descriptor, a number.
 
-    A thread must have `lock` when it calls a method and while it uses the connection.
+    The system reports an error of the disk only to descriptors that are open already.
+    So the WAL is opened before the first commit, and stays open.
     """
-
-    def __init__(self, path: str) -> None:
-        # In memory, the reader is the writer: `Database.close` takes this lock twice.
-        self.lock = RLock()
-        self._path = path
-        self._connection: sqlite3.Connection | None = None
-
-    def get(self) -> sqlite3.Connection:
-        """Return the connection. Open it at its first use.
-
-        Not earlier: a server may fork (copy this process) before the first request, and
-        SQLite does not support open connections in the copy.
-        """
-        if self._connection is None:
-            connection = connect(self._path)
-            if self._path == IN_MEMORY:
-                # In memory, each connection has a new database. Prepare this one, too.
-                prepare(connection, self._path)
-            self._connection = connection
-        return self._connection
-
-    def close(self) -> None:
-        """Copy the WAL into the file, and close the connection.
-
-        SQLite copies the WAL when the last connection is closed, but not if the file
-        was moved. So this method copies and empties the WAL itself.
-        """
-        if self._connection is not None:
-            with suppress(sqlite3.Error):
-                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            self._connection.close()
-            self._connection = None
+    connection.execute(READ_PROBE).fetchall()  # The first read creates the WAL.
+    # Windows syncs only what is open for writing.
+    flags = os.O_RDWR if os.name == "nt" else os.O_RDONLY
+    return os.open(os.path.realpath(path) + "-wal", flags)
 
 
-class Write:
-    """A statement that changes something, and its result: its rows or an error."""
-
-    def __init__(self, sql: str, values: Values) -> None:
-        self.sql = sql
-        self.values = values
-        self.rows: Rows = []
-        self.error: sqlite3.IntegrityError | None = None
-
-    def execute(self, connection: sqlite3.Connection) -> None:
-        """Execute the statement. If it violates a constraint, keep the error.
-
-        SQLite undoes only this statement then, and the transaction continues
-        (sqlite.org/lang_conflict.html, ABORT). Today, schemas.py refuses such values,
-        but a UNIQUE constraint would need this method.
-        """
-        try:
-            self.rows = connection.execute(self.sql, self.values).fetchall()
-        except sqlite3.IntegrityError as error:
-            self.error = error
-
-
-class Batch:
-    """Writes that share a commit, and its error: None once they are committed."""
-
-    def __init__(self) -> None:
-        self.commit_lock = Lock()
-        self.error: BaseException | None = RuntimeError("not committed")
-        self.writes: list[Write] = []
+def sync(descriptor: int) -> None:
+    """Wait until the file is on the disk, no matter who wrote to it."""
+    # macOS and Windows have no fdatasync.
+    getattr(os, "fdatasync", os.fsync)(descriptor)
 
 
 class Database:
-    """An SQLite database with one connection for reads and one for writes."""
+    """An SQLite database with one connection for all threads.
+
+    A thread uses the connection only while it has the lock. It releases the lock before
+    it waits for the disk or for another program, so the others go on. (Except in a
+    checkpoint: about every 4 MB of the WAL, SQLite syncs both files during a commit.)
+    """
 
     def __init__(self, path: str) -> None:
-        """Create the schema in an empty file, or check that it is there.
-
-        Raise StorageUnavailable if the file cannot be used.
-        """
+        """Create the schema in an empty file, or check that it is there."""
         if sqlite3.sqlite_version_info < (3, 38):
             found = sqlite3.sqlite_version
             raise StorageUnavailable(f"SQLite is {found}, but 3.38 or newer is needed")
-        in_memory = path == IN_MEMORY
-        self._path = path if in_memory else os.path.abspath(path)
-        # An error that HINTS does not list means that the file is not a pet store.
+        self._path = path if path == IN_MEMORY else os.path.abspath(path)
+        # The hint for an error that HINTS does not list.
         not_a_store = "it is not a pet store; choose another file"
         with (
             translated_errors(self._path, not_a_store),
-            closing(connect(self._path)) as connection,
+            closing(connect(self._path, BUSY_TIMEOUT)) as connection,
         ):
             prepare(connection, self._path)
         self._file_at_startup = self._file_at_path()
-        self._writer = SharedConnection(self._path)
-        # In memory, a second connection would have a database of its own.
-        self._reader = self._writer if in_memory else SharedConnection(self._path)
-        # The next write joins this batch. The lock: none joins one that is executing.
-        self._next_batch = Batch()
-        self._next_batch_lock = Lock()
+        self._lock = Lock()
+        self._connection: sqlite3.Connection | None = None
+        self._wal: int | None = None
+        self._sync_error: OSError | None = None
 
     def read(self, sql: str, values: Values) -> Rows:
         """Return the rows of a query."""
-        with translated_errors(self._path), self._reader.lock:
-            self._require_same_file()
-            return self._reader.get().execute(sql, values).fetchall()
+        with translated_errors(self._path):
+            return self._execute(sql, values)
 
     def write(self, sql: str, values: Values) -> Rows:
         """Return the rows of a statement once its changes are on the disk.
 
-        A commit waits until the disk has synced. That takes milliseconds, no matter how
-        many statements it has. So threads that write at the same time share a commit
-        (group commit):
-
-        1. Thread A adds its write to the next batch, takes the commit lock of this
-           batch, and waits for the lock of the writer: another commit is under way.
-        2. Thread B adds its write to the same batch, and waits for its commit lock.
-        3. A gets the writer, replaces the next batch with a new one, and commits both
-           writes.
-        4. Thread C adds its write to the new batch, and waits for the writer.
-        5. A releases the locks. B gets the commit lock. Its batch is no longer the next
-           one, so A has committed it, or has failed.
-
-        If Ctrl-C or a lack of memory interrupts A before step 3, the next thread
-        commits A's write. If later, A and B raise the exception, even if stored.
+        Each thread syncs for itself, without the lock. On Linux, several syncs at the
+        same time share one flush of the disk (group commit).
         """
-        write = Write(sql, values)
-        with self._next_batch_lock:
-            batch = self._next_batch
-            batch.writes.append(write)
-        with batch.commit_lock:
-            # With this lock, no other thread replaces the batch meanwhile.
-            if batch is self._next_batch:
-                self._commit(batch)
-        error = batch.error or write.error
-        if error:
-            raise error
-        return write.rows
+        with translated_errors(self._path):
+            self._require_no_sync_error()
+            rows = self._execute(sql, values)
+            self._wait_for_disk()
+        return rows
 
-    def _commit(self, batch: Batch) -> None:
-        """Commit the next batch. Only a thread that has its commit lock may do so."""
-        try:
-            # While this thread waits here, other writes join the batch.
-            with self._writer.lock:
-                with self._next_batch_lock:
-                    self._next_batch = Batch()
-                with translated_errors(self._path):
+    def _execute(self, sql: str, values: Values) -> Rows:
+        """Execute a statement, commit it, and return its rows.
+
+        If another program has locked the file, try again until BUSY_TIMEOUT is over.
+        (SQLite's own time-out is 0: it would wait while this thread has the lock.)
+        """
+        deadline = time.monotonic() + BUSY_TIMEOUT
+        while True:
+            try:
+                with self._lock:
                     self._require_same_file()
-                    connection = self._writer.get()
-                    with connection:
-                        begin(connection)
-                        for write in batch.writes:
-                            write.execute(connection)
-            batch.error = None
-        except BaseException as error:
-            batch.error = error
-            raise
+                    connection = self._get_connection()
+                    # fetchall commits, at its end. One expression: a cursor that is
+                    # left over would commit after the lock is released.
+                    return connection.execute(sql, values).fetchall()
+            except sqlite3.OperationalError as error:
+                # Busy: the statement has changed nothing, so it may be repeated.
+                is_busy = main_code(error) == sqlite3.SQLITE_BUSY
+                if not is_busy or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.01)
+
+    def _get_connection(self) -> sqlite3.Connection:
+        """Return the connection. Open it, and the WAL, at the first use.
+
+        Not earlier: with preload_app, gunicorn forks (copies the process) before the
+        first request, and SQLite does not support open connections in the copy.
+        """
+        if self._connection is None:
+            connection = connect(self._path, timeout=0)
+            if self._path == IN_MEMORY:
+                # In memory, each connection has a new database. Prepare this one, too.
+                prepare(connection, self._path)
+            self._connection = connection
+        if self._wal is None and self._path != IN_MEMORY:
+            # NORMAL: a commit does not sync the WAL. `write` does, without the lock.
+            self._connection.execute("PRAGMA synchronous = NORMAL")
+            self._wal = open_wal(self._connection, self._path)
+        return self._connection
+
+    def _wait_for_disk(self) -> None:
+        """Sync the WAL. Raise StorageUnavailable if this or an earlier sync failed."""
+        wal = self._wal
+        if wal is None:  # In memory, or closed.
+            return
+        try:
+            sync(wal)
+        except OSError as error:
+            self._sync_error = error
+        # The system reports an error to one sync only, perhaps of another thread.
+        self._require_no_sync_error()
+
+    def _require_no_sync_error(self) -> None:
+        """Raise StorageUnavailable if a sync has failed since the service started.
+
+        The WAL on the disk may have a gap then. After a loss of power, SQLite ignores
+        every commit after the gap.
+        """
+        if self._sync_error is not None:
+            raise StorageUnavailable(
+                f"{self._path}: a sync of the WAL has failed ({self._sync_error}); "
+                "check the disk, and restart the service"
+            )
 
     def close(self) -> None:
-        """Close both connections. Each copies the WAL: only one may be open."""
-        # No write during a checkpoint: before SQLite 3.51.3, it could be lost
-        # (sqlite.org/wal.html, section 11).
-        with self._writer.lock, self._reader.lock:
-            self._writer.close()
-            self._reader.close()
+        """Copy the WAL into the file, and close the connection and the WAL.
+
+        SQLite itself copies the WAL at the end only if the file was not moved. After a
+        sync that failed, leave the WAL: the next start checks each part of it.
+        """
+        with self._lock:
+            if self._connection is None or self._sync_error is not None:
+                return
+            with suppress(sqlite3.Error):
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            if self._wal is not None:
+                os.close(self._wal)  # First: Windows deletes no file that is open.
+                self._wal = None
+            self._connection.close()
+            self._connection = None
 
     def _require_same_file(self) -> None:
         """Raise StorageUnavailable if another file or none is at the path.
@@ -426,15 +406,15 @@ class Database:
             )
 
     def _file_at_path(self) -> list[tuple[int, int]]:
-        """Return the device and inode of the file, and of the path if it is a link.
+        """Return the device and inode of the file, and of the path itself.
 
-        These two numbers identify a file, also after it was moved. If it was moved, and
-        a link to it is at its place, only the second pair differs.
+        These two numbers identify a file, also after it was moved. Only the second pair
+        differs after `mv pets.db moved.db; ln -s moved.db pets.db`.
         """
         if self._path == IN_MEMORY:
             return []
         try:
-            found = [os.stat(self._path), os.lstat(self._path)]
+            target, link = os.stat(self._path), os.lstat(self._path)
         except OSError:
             return []
-        return [(status.st_dev, status.st_ino) for status in found]
+        return [(target.st_dev, target.st_ino), (link.st_dev, link.st_ino)]

@@ -6,12 +6,14 @@ import resource
 import signal
 import sqlite3
 import tempfile
+import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from functools import partial
 from http.client import HTTPException
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -29,10 +31,7 @@ from tests.helpers import (
     other_program,
     post_pet,
 )
-from tests.service import FLASK, GUNICORN, Service, request, run, serving
-
-# A thread that has not ended after this many seconds is taken to be waiting.
-MOMENT = 0.1
+from tests.service import FLASK, GUNICORN, TIMEOUT, Service, request, run, serving
 
 
 def assert_unavailable(*responses: TestResponse) -> None:
@@ -43,21 +42,6 @@ def assert_unavailable(*responses: TestResponse) -> None:
 
 def wal_of(database: Path) -> Path:
     return Path(f"{database}-wal")
-
-
-@pytest.fixture
-def statements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list. Each statement that SQLite executes is added to it."""
-    executed: list[str] = []
-    connect = sqlite3.connect
-
-    def connect_and_trace(*args: Any, **options: Any) -> sqlite3.Connection:
-        connection: sqlite3.Connection = connect(*args, **options)
-        connection.set_trace_callback(executed.append)
-        return connection
-
-    monkeypatch.setattr(sqlite3, "connect", connect_and_trace)
-    return executed
 
 
 # Pets that got a 201.
@@ -119,78 +103,75 @@ def test_a_program_may_end_while_its_threads_add_pets(database: Path) -> None:
     assert set(ended.stdout.splitlines()) <= stored
 
 
-def test_a_commit_waits_until_the_disk_has_synced(
-    file_client: FlaskClient, statements: list[str]
+def test_the_response_waits_until_the_wal_with_the_pet_is_on_the_disk(
+    file_client: FlaskClient, database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add_pet(file_client)
-    # https://sqlite.org/pragma.html#pragma_synchronous
-    assert "PRAGMA synchronous = FULL" in statements
+    synced = []
 
+    def sync(descriptor: int) -> None:
+        assert os.path.samestat(os.fstat(descriptor), wal_of(database).stat())
+        synced.append(all_pets(create_client(database)))
 
-def test_an_index_finds_the_pets_of_a_status(
-    file_client: FlaskClient, database: Path
-) -> None:
-    with other_program(database) as program:
-        query = f"EXPLAIN QUERY PLAN {storage.SELECT_PAGE_OF_STATUS}"
-        values = {"status": "sold", "after": 0, "limit": 20}
-        [(*_, plan)] = program.execute(query, values).fetchall()
-    assert "pets_by_status (status=? AND rowid>?)" in plan
-
-
-# Group commit.
-
-
-def test_writes_that_wait_share_a_commit(
-    file_client: FlaskClient, database: Path, statements: list[str]
-) -> None:
-    with ThreadPoolExecutor(8) as threads:
-        with other_program(database, "BEGIN IMMEDIATE"):
-            creates = [threads.submit(add_pet, file_client) for _ in range(8)]
-            assert not wait(creates, MOMENT).done
-        added = [create.result()["id"] for create in creates]
-    assert sorted(added) == list(range(1, 9))
-    assert sum("INSERT" in statement for statement in statements) == 8
-    # Usually one. A thread that is late may need another one.
-    assert statements.count("COMMIT") < 4
-
-
-def test_a_statement_that_violates_a_constraint_fails_alone(database: Path) -> None:
-    opened = storage.Database(str(database))
-
-    insert = "INSERT INTO pets (name, category_id, status) VALUES ('Rex', 1, :status)"
-
-    def add(status: str) -> Any:
-        return opened.write(f"{insert} RETURNING id", {"status": status})[0][0]
-
-    statuses = ["sold", "lost", "available", "lost", "pending"]
-    with ThreadPoolExecutor(5) as threads:
-        with other_program(database, "BEGIN IMMEDIATE"):
-            writes = [threads.submit(add, status) for status in statuses]
-            assert not wait(writes, MOMENT).done
-        for write, status in zip(writes, statuses, strict=True):
-            if status == "lost":
-                with pytest.raises(sqlite3.IntegrityError):
-                    write.result()
-            else:
-                assert write.result() in (1, 2, 3)
-    opened.close()
-    assert len(all_pets(create_client(database))) == 3
-
-
-def test_a_bug_is_a_500_and_later_requests_succeed(
-    file_client: FlaskClient, database: Path
-) -> None:
+    monkeypatch.setattr(os, "fdatasync", sync)
     pets = [add_pet(file_client)]
-    assert all_pets(file_client) == pets
-    with other_program(database, "ALTER TABLE pets RENAME TO animals") as program:
-        for response in (post_pet(file_client), file_client.get("/v1/pets")):
-            assert_error(response, 500, "internal_error")
-        program.execute("ALTER TABLE animals RENAME TO pets")
+    assert synced == [pets]
     pets.append(add_pet(file_client))
-    assert all_pets(file_client) == pets
+    assert synced == [pets[:1], pets]
 
 
-@pytest.mark.parametrize("step", ["PRAGMA synchronous", "BEGIN", "INSERT"])
+def test_threads_that_add_pets_sync_at_the_same_time_and_hold_no_lock(
+    file_client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lists: list[list[Any]] = []
+    # One thread lists the pets once all eight wait for the disk.
+    all_sync = Barrier(8, lambda: lists.append(all_pets(file_client)), TIMEOUT)
+    monkeypatch.setattr(os, "fdatasync", lambda descriptor: all_sync.wait())
+    with ThreadPoolExecutor(8) as threads:
+        creates = [threads.submit(add_pet, file_client) for _ in range(8)]
+    added = sorted(create.result()["id"] for create in creates)
+    assert lists == [all_pets(file_client)]
+    assert added == [pet["id"] for pet in lists[0]] == list(range(1, 9))
+
+
+def test_writes_are_503_until_a_restart_after_a_sync_that_failed(
+    database: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(descriptor: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    client = create_client(database)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fdatasync", fail)
+        assert_unavailable(post_pet(client))
+    # The system reports the error once, so the next sync would succeed.
+    pets = all_pets(client)
+    assert_unavailable(post_pet(client))
+    assert all_pets(client) == pets
+    reason = "a sync of the WAL has failed ([Errno 5] Input/output error)"
+    advice = f"{database}: {reason}; check the disk, and restart the service"
+    assert caplog.messages == [f"Storage unavailable: {advice}"] * 2
+    # A copy of the WAL could damage the file. The next start recovers what is whole.
+    client.application.extensions["store"].close()
+    assert wal_of(database).stat().st_size
+    assert add_pet(create_client(database))
+
+
+def test_a_statement_that_violates_a_constraint_fails_alone(
+    file_client: FlaskClient, database: Path
+) -> None:
+    with ThreadPoolExecutor(8) as threads, other_program(database) as program:
+        program.execute("CREATE UNIQUE INDEX unique_name ON pets (name)")
+        names = ["Rex", "Tom", "Rex", "Ada"] * 4
+        responses = threads.map(lambda name: post_pet(file_client, name=name), names)
+        statuses = [response.status_code for response in responses]
+    assert (statuses.count(201), statuses.count(500)) == (3, 13)
+    assert {pet["name"] for pet in all_pets(file_client)} == {"Rex", "Tom", "Ada"}
+
+
+@pytest.mark.parametrize(
+    "step",
+    ["PRAGMA synchronous = NORMAL", storage.READ_PROBE, "INSERT INTO pets (name"],
+)
 def test_the_next_write_succeeds_after_one_without_memory(
     file_client: FlaskClient, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,7 +209,7 @@ def test_reads_continue_and_writes_are_503_while_another_program_holds_the_lock(
             while not all(create.done() for create in creates):
                 lists.append(all_pets(file_client))
         assert lists == [pets] * len(lists)
-        # Two or three if they waited for the writes.
+        # One or two if they waited for the writes.
         assert len(lists) > 10
         assert_unavailable(*(create.result() for create in creates))
     assert caplog.messages[-1].endswith("database is locked; another program uses it")
@@ -236,22 +217,63 @@ def test_reads_continue_and_writes_are_503_while_another_program_holds_the_lock(
     assert all_pets(file_client) == pets
 
 
+def test_a_write_waits_until_another_program_releases_the_lock(
+    file_client: FlaskClient, database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with other_program(database, "BEGIN IMMEDIATE") as program:
+        # The other program commits while the write waits.
+        monkeypatch.setattr(time, "sleep", lambda seconds: program.commit())
+        pet = add_pet(file_client)
+    assert all_pets(file_client) == [pet]
+
+
+def test_nothing_is_stored_while_the_file_has_no_wal(
+    file_client: FlaskClient, database: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with other_program(database, "PRAGMA journal_mode = DELETE"):
+        pass
+    assert_unavailable(post_pet(file_client), file_client.get("/v1/pets"))
+    missing = f"No such file or directory: '{wal_of(database)}'"
+    assert caplog.messages[-1].endswith(missing)
+    with other_program(database, "PRAGMA journal_mode = WAL"):
+        assert all_pets(file_client) == []
+    assert add_pet(file_client) == all_pets(file_client)[0]
+
+
 @contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """Let this process write no larger files, as on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+def limited(kind: int, limit: int) -> Iterator[None]:
+    """Limit a resource of this process during a `with` block."""
+    soft, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (limit, hard))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        resource.setrlimit(kind, (soft, hard))
+
+
+def test_a_write_without_a_descriptor_is_503_and_later_writes_succeed(
+    tmp_path: Path,
+) -> None:
+    statuses = []
+    for spare in range(8):
+        client = create_client(tmp_path / f"{spare}.db")
+        next_descriptor = os.dup(0)
+        os.close(next_descriptor)
+        with limited(resource.RLIMIT_NOFILE, next_descriptor + spare):
+            response = post_pet(client)
+        statuses.append(response.status_code)
+        pets = [response.get_json()] if response.status_code == 201 else []
+        assert all_pets(client) == pets
+        add_pet(client)
+    assert set(statuses) == {201, 503}
 
 
 def test_writes_are_503_while_the_disk_is_full(
     file_client: FlaskClient, database: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pets = [add_pet(file_client)]
-    with largest_file(wal_of(database).stat().st_size):
+    # No file can grow, as on a full disk.
+    with limited(resource.RLIMIT_FSIZE, wal_of(database).stat().st_size):
         assert_unavailable(post_pet(file_client, name="x" * 60_000))
         assert all_pets(file_client) == pets
     reason = "disk I/O error; the disk may be full or failing"
@@ -275,30 +297,20 @@ def folder_of_nobody() -> Iterator[Path]:
                 os.seteuid(0)
 
 
-def test_writes_are_503_if_the_file_is_read_only(folder_of_nobody: Path) -> None:
+def test_a_read_only_file_is_503_and_refused_at_startup(folder_of_nobody: Path) -> None:
     database = folder_of_nobody / "pets.db"
     client = create_client(database)
-    assert all_pets(client) == []
     database.chmod(0o444)
     assert_unavailable(post_pet(client))
     assert all_pets(client) == []
-    for file in folder_of_nobody.iterdir():
-        file.chmod(0o644)
-    # After a restart:
-    client = create_client(database)
-    assert add_pet(client) == all_pets(client)[0]
-
-
-def test_a_file_that_this_user_may_not_write_to_is_refused(
-    folder_of_nobody: Path,
-) -> None:
-    database = folder_of_nobody / "pets.db"
-    create_client(database)
-    database.chmod(0o444)
     with pytest.raises(StartError) as refusal:
         create_client(database)
     reason = f"attempt to write a readonly database; {storage.CHECK_ACCESS}."
     assert str(refusal.value) == f"PETSTORE_DATABASE: {database}: {reason}"
+    for file in folder_of_nobody.iterdir():
+        file.chmod(0o644)
+    client = create_client(database)
+    assert add_pet(client) == all_pets(client)[0]
 
 
 def test_a_folder_that_this_user_may_not_write_to_is_refused(
@@ -371,6 +383,18 @@ def test_a_moved_file_is_503_until_it_is_back(
     assert all_pets(file_client) == pets
 
 
+def test_a_moved_folder_is_503_until_it_is_back(database: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    client = create_client(folder / "pets.db")
+    pets = [add_pet(client)]
+    moved = folder.rename(tmp_path / "moved")
+    assert_unavailable(post_pet(client), client.get("/v1/pets"))
+    moved.rename(folder)
+    pets.append(add_pet(client))
+    assert all_pets(client) == pets
+
+
 def test_a_file_that_a_link_leads_to_may_not_be_replaced_either(
     database: Path, tmp_path: Path
 ) -> None:
@@ -412,19 +436,6 @@ def test_a_restart_uses_or_creates_the_file_at_the_path(
     assert names == (["Tom"] if is_replaced else [])
 
 
-def test_a_moved_file_has_all_pets_after_an_orderly_end_even_if_it_was_only_read(
-    database: Path,
-) -> None:
-    with serving(database) as service:
-        pets = [service.request("POST", "/v1/pets", NEW_PET).body for _ in range(3)]
-        service.kill()
-    with serving(database) as service:
-        assert service.request("GET", "/v1/pets").body == pets
-        moved = database.rename(database.with_name("moved.db"))
-        service.stop()
-    assert all_pets(create_client(moved)) == pets
-
-
 # In memory, several stores, and the end of a store.
 
 
@@ -445,18 +456,18 @@ def test_each_store_in_memory_has_its_own_pets_and_no_file(
     assert all_pets(other) == list(tmp_path.iterdir()) == []
 
 
-def test_two_stores_may_use_one_file(file_client: FlaskClient, database: Path) -> None:
-    other = create_client(database)
-    pets = [add_pet(file_client), add_pet(other), add_pet(file_client)]
-    assert all_pets(other) == all_pets(file_client) == pets
-
-
-def test_a_dropped_store_leaves_no_open_file_and_no_wal(database: Path) -> None:
+@pytest.mark.parametrize("is_dropped", [True, False])
+def test_a_store_that_is_dropped_or_closed_leaves_no_open_file_and_no_wal(
+    database: Path, is_dropped: bool
+) -> None:
     client = create_client(database)
-    pets = [add_pet(client), *all_pets(client)][:1]
+    pets = [add_pet(client)]
     assert wal_of(database).exists()
-    del client
-    gc.collect()
+    if is_dropped:
+        del client
+        gc.collect()
+    else:
+        client.application.extensions["store"].close()
     files = map(os.path.realpath, Path("/proc/self/fd").iterdir())
     assert not [file for file in files if file.startswith(str(database.parent))]
     assert list(database.parent.iterdir()) == [database]
