@@ -144,12 +144,11 @@ def add_headers(response: Response) -> Response:
     preflight request: OPTIONS asks which methods and headers the page may use.
     """
     headers = response.headers
-    for name, value in RESPONSE_HEADERS.items():
-        headers.add(name, value)
+    headers.update(RESPONSE_HEADERS)
     # Flask answers OPTIONS, with the methods of the path in Allow. A 404 has no Allow.
     if request.method == "OPTIONS" and "Allow" in headers:
         headers["Access-Control-Allow-Methods"] = headers["Allow"]
-        # * allows every other header, but does not cover Authorization.
+        # * allows every header but Authorization.
         headers["Access-Control-Allow-Headers"] = "Authorization, Content-Type, *"
         headers["Access-Control-Max-Age"] = "7200"
     return response

@@ -37,6 +37,14 @@ def test_each_response_has_its_error_body_and_the_common_headers(
     assert ("Access-Control-Allow-Methods" in response.headers) == is_preflight
 
 
+def test_a_common_header_is_sent_once_even_if_a_view_sets_it(
+    client: FlaskClient,
+) -> None:
+    headers = {"Cache-Control": "max-age=60"}
+    client.application.add_url_rule("/x", view_func=lambda: ("", headers))
+    assert client.get("/x").headers.getlist("Cache-Control") == ["no-store"]
+
+
 def test_another_method_is_refused_with_the_methods_of_the_path(
     client: FlaskClient,
 ) -> None:
