@@ -60,8 +60,8 @@ public = Blueprint("public", __name__)
 class StartError(ClickException, RuntimeError):
     """The service cannot start. The message is one line that says why.
 
-    Flask's command line shows a ClickException as one line, without a traceback. While
-    gunicorn preloads (gunicorn.conf.py), it does so for a RuntimeError.
+    Flask's command line shows a ClickException as one line, without a traceback. So
+    does gunicorn with a RuntimeError, while it preloads (gunicorn.conf.py).
     """
 
     def __init__(self, message: str) -> None:
@@ -129,7 +129,8 @@ def open_store(app: Flask) -> Store:
 @v1.before_request
 def check_request() -> None:
     """Refuse an id that no pet can have, and a request without a valid key."""
-    # No pet has a larger id. (With <int(max=...)>, PATCH at this path would be a 405.)
+    # No id exceeds MAX_INT64. With <int(max=...)>, some of these 404s would become 405s
+    # once this path has a second method.
     if request.view_args and request.view_args.get("pet_id", 0) > schemas.MAX_INT64:
         abort(404)
     # Browsers send OPTIONS without the key.
