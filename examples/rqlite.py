@@ -73,8 +73,8 @@ class RqliteStore(storage.Store):
 
     def add(self, *, name: str, category_id: int, status: str) -> tuple[int, str]:
         """Store a pet, and return its id and its JSON."""
-        # Since version 8.31, rqlite reads a text like x'41' as a BLOB. So the name is
-        # sent as plain hexadecimal digits.
+        # The name is sent in hexadecimal digits, because rqlite 8.31 and newer read a
+        # text like x'41' as a BLOB.
         sql = storage.INSERT_PET.replace(":name", "CAST(unhex(:name) AS TEXT)")
         rows = self._execute(
             sql, name=name.encode().hex(), category_id=category_id, status=status
