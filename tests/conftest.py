@@ -1,6 +1,7 @@
 """Fixtures: clients of the application, and what every test needs."""
 
 import shutil
+import signal
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,6 +30,16 @@ collect_ignore = list(MISSING)
 def pytest_report_header() -> list[str]:
     """Say which files are left out, above the first test."""
     return [f"{name} is left out: it needs {need}" for name, need in MISSING.items()]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def interruptible() -> None:
+    """Let SIGINT end the services that tests start.
+
+    A shell script starts programs in the background with SIGINT ignored. If pytest is
+    one of them, the services would ignore it, too.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

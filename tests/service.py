@@ -26,10 +26,6 @@ FLASK = ["flask", "run", "--port", "0"]
 # Seconds to wait for a response or for a process.
 TIMEOUT = 15.0
 
-# A shell script starts programs in the background with SIGINT ignored. If pytest is one
-# of them, the services that it starts would ignore SIGINT, too.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-
 
 class Response(NamedTuple):
     """A response: its status, its headers and its parsed body."""
