@@ -1,8 +1,6 @@
 """Fixtures: clients of the application, and what every test needs."""
 
-import shutil
 import signal
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -11,25 +9,6 @@ from flask.testing import FlaskClient
 
 import app
 from tests.helpers import create_client
-
-# What these files need, if it is missing here.
-MISSING = {
-    name: need
-    for name, need, is_here in (
-        ("test_deploy.py", "Git", shutil.which("git")),
-        ("test_deploy.py", "Linux", sys.platform == "linux"),
-        ("test_readme.py", "Linux", sys.platform == "linux"),
-        ("test_server.py", "Linux", sys.platform == "linux"),
-        ("test_storage.py", "Linux", sys.platform == "linux"),
-    )
-    if not is_here
-}
-collect_ignore = list(MISSING)
-
-
-def pytest_report_header() -> list[str]:
-    """Say which files are left out, above the first test."""
-    return [f"{name} is left out: it needs {need}" for name, need in MISSING.items()]
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,11 +1,13 @@
 """Helpers of the tests: a client, its requests, and what an error looks like."""
 
 import sqlite3
+import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
@@ -14,6 +16,11 @@ from storage import Store
 
 KEY = "test-key"
 NEW_PET = {"name": "Rex", "categoryId": 1}
+
+needs_linux = pytest.mark.skipif(
+    sys.platform != "linux",
+    reason="Needs Linux: gunicorn, process groups, or files such as /dev/full",
+)
 
 
 def create_client(database: Path | str, store: Store | None = None) -> FlaskClient:

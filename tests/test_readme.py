@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from app import create_app
-from tests.helpers import KEY, NEW_PET
+from tests.helpers import KEY, NEW_PET, needs_linux
 from tests.service import ROOT, run, serving
 
 README = (ROOT / "README.md").read_text("utf-8")
@@ -36,6 +36,7 @@ def test_the_first_requests_get_the_responses_shown() -> None:
         assert response.text == body
 
 
+@needs_linux
 def test_the_python_client_adds_a_pet_and_follows_every_page(database: Path) -> None:
     [program] = blocks("Operations", "python")
     with serving(database) as service:
@@ -50,6 +51,7 @@ def test_the_python_client_adds_a_pet_and_follows_every_page(database: Path) -> 
         assert client.stderr.startswith("The API key is not valid.")
 
 
+@needs_linux
 @pytest.mark.parametrize(("number", "port"), [(0, "--port 0"), (1, "-b 127.0.0.1:0")])
 def test_the_embedding_program_serves_pets_below_its_prefix(
     tmp_path: Path, number: int, port: str

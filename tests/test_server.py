@@ -17,6 +17,7 @@ from tests.helpers import (
     add_pet,
     all_pets,
     create_client,
+    needs_linux,
     other_program,
 )
 from tests.service import FLASK, GUNICORN, ROOT, run, serving
@@ -145,6 +146,7 @@ def test_an_old_sqlite_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         create_client(":memory:")
 
 
+@needs_linux
 @both_servers
 def test_a_refusal_is_one_line(tmp_path: Path, command: list[str]) -> None:
     path = tmp_path / "two\nlines"
@@ -155,6 +157,7 @@ def test_a_refusal_is_one_line(tmp_path: Path, command: list[str]) -> None:
     assert lines == [f"Error: PETSTORE_DATABASE: {tmp_path}/two lines: {CANNOT_OPEN}"]
 
 
+@needs_linux
 def test_python_app_py_says_how_the_service_is_started() -> None:
     ended = run("python", "app.py")
     assert (ended.returncode, ended.stdout) == (1, "")
@@ -205,6 +208,7 @@ def test_settings_come_from_the_environment_or_from_the_config(
     assert response.status_code == 200
 
 
+@needs_linux
 def test_the_default_database_is_in_the_instance_folder(tmp_path: Path) -> None:
     for file in [*ROOT.glob("*.py"), ROOT / "index.html", ROOT / "openapi.json"]:
         (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -225,6 +229,7 @@ def test_the_default_database_is_in_the_instance_folder(tmp_path: Path) -> None:
 ACCESS = re.compile(r'127\.0\.0\.1 \[.*\] "POST /v1/pets HTTP/1\.1" 201 \d+ \d+\.\d+')
 
 
+@needs_linux
 def test_gunicorn_serves_as_one_process_and_logs_each_request(database: Path) -> None:
     with serving(database, WEB_CONCURRENCY="2") as service:
         assert service.request("POST", "/v1/pets", NEW_PET).status == 201
@@ -239,6 +244,7 @@ def test_gunicorn_serves_as_one_process_and_logs_each_request(database: Path) ->
     assert "ontrol socket" not in log
 
 
+@needs_linux
 def test_flask_run_serves(database: Path) -> None:
     with serving(database, FLASK) as service:
         assert service.request("POST", "/v1/pets", NEW_PET).status == 201
@@ -246,6 +252,7 @@ def test_flask_run_serves(database: Path) -> None:
     assert KEY not in service.log()
 
 
+@needs_linux
 def test_clients_cannot_forge_lines_of_the_log(database: Path) -> None:
     user = b64encode(b"x\nFORGED\x1b[31m:password").decode()
     head = (
@@ -259,6 +266,7 @@ def test_clients_cannot_forge_lines_of_the_log(database: Path) -> None:
     assert service.log().count("FORGED") == 1
 
 
+@needs_linux
 def test_a_log_that_cannot_be_written_shows_no_key(database: Path) -> None:
     full = ["bash", "-c", 'exec "$@" >/dev/full', "bash", *GUNICORN]
     with serving(database, full) as service:
@@ -267,6 +275,7 @@ def test_a_log_that_cannot_be_written_shows_no_key(database: Path) -> None:
     assert KEY not in service.log()
 
 
+@needs_linux
 @both_servers
 def test_a_body_that_the_server_cannot_read_is_malformed(
     database: Path, command: list[str]
@@ -287,6 +296,7 @@ def test_a_body_that_the_server_cannot_read_is_malformed(
     assert "Traceback" not in service.log()
 
 
+@needs_linux
 def test_the_service_can_be_served_below_a_prefix(database: Path) -> None:
     with serving(database, SCRIPT_NAME="/store") as service:
         for _ in range(2):
@@ -298,6 +308,7 @@ def test_the_service_can_be_served_below_a_prefix(database: Path) -> None:
         assert service.request("GET", "/store/v1/pets/9").headers["Link"] == pets
 
 
+@needs_linux
 def test_a_client_cannot_set_the_prefix(database: Path) -> None:
     head = "GET /v1/openapi.json HTTP/1.1\r\nHost: x\r\nSCRIPT_NAME: /v1\r\n\r\n"
     with serving(database) as service:

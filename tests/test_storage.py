@@ -2,7 +2,6 @@
 
 import gc
 import os
-import resource
 import signal
 import sqlite3
 import tempfile
@@ -28,6 +27,7 @@ from tests.helpers import (
     all_pets,
     assert_error,
     create_client,
+    needs_linux,
     other_program,
     post_pet,
 )
@@ -60,6 +60,7 @@ def add_pets_until_killed(service: Service, number: int, names: list[str]) -> No
             names.append(name)
 
 
+@needs_linux
 def test_no_pet_that_got_a_201_is_lost_by_kill_9(database: Path) -> None:
     names: list[str] = []
     with serving(database) as service, ThreadPoolExecutor(8) as threads:
@@ -103,6 +104,7 @@ def test_a_program_may_end_while_its_threads_add_pets(database: Path) -> None:
     assert set(ended.stdout.splitlines()) <= stored
 
 
+@needs_linux
 def test_the_response_waits_until_the_wal_with_the_pet_is_on_the_disk(
     file_client: FlaskClient, database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,6 +121,7 @@ def test_the_response_waits_until_the_wal_with_the_pet_is_on_the_disk(
     assert synced == [pets[:1], pets]
 
 
+@needs_linux
 def test_threads_that_add_pets_sync_at_the_same_time_and_hold_no_lock(
     file_client: FlaskClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,6 +136,7 @@ def test_threads_that_add_pets_sync_at_the_same_time_and_hold_no_lock(
     assert added == [pet["id"] for pet in lists[0]] == list(range(1, 9))
 
 
+@needs_linux
 def test_writes_are_503_until_a_restart_after_a_sync_that_failed(
     database: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,8 +245,11 @@ def test_nothing_is_stored_while_the_file_has_no_wal(
 
 
 @contextmanager
-def limited(kind: int, limit: int) -> Iterator[None]:
-    """Limit a resource of this process during a `with` block."""
+def limited(name: str, limit: int) -> Iterator[None]:
+    """Set a limit of this process, such as RLIMIT_FSIZE, during a `with` block."""
+    import resource  # Windows has none.
+
+    kind = getattr(resource, name)
     soft, hard = resource.getrlimit(kind)
     resource.setrlimit(kind, (limit, hard))
     try:
@@ -251,6 +258,7 @@ def limited(kind: int, limit: int) -> Iterator[None]:
         resource.setrlimit(kind, (soft, hard))
 
 
+@needs_linux
 def test_a_write_without_a_descriptor_is_503_and_later_writes_succeed(
     tmp_path: Path,
 ) -> None:
@@ -259,7 +267,7 @@ def test_a_write_without_a_descriptor_is_503_and_later_writes_succeed(
         client = create_client(tmp_path / f"{spare}.db")
         next_descriptor = os.dup(0)
         os.close(next_descriptor)
-        with limited(resource.RLIMIT_NOFILE, next_descriptor + spare):
+        with limited("RLIMIT_NOFILE", next_descriptor + spare):
             response = post_pet(client)
         statuses.append(response.status_code)
         pets = [response.get_json()] if response.status_code == 201 else []
@@ -268,12 +276,13 @@ def test_a_write_without_a_descriptor_is_503_and_later_writes_succeed(
     assert set(statuses) == {201, 503}
 
 
+@needs_linux
 def test_writes_are_503_while_the_disk_is_full(
     file_client: FlaskClient, database: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pets = [add_pet(file_client)]
     # No file can grow, as on a full disk.
-    with limited(resource.RLIMIT_FSIZE, wal_of(database).stat().st_size):
+    with limited("RLIMIT_FSIZE", wal_of(database).stat().st_size):
         assert_unavailable(post_pet(file_client, name="x" * 60_000))
         assert all_pets(file_client) == pets
     reason = "disk I/O error; the disk may be full or failing"
@@ -297,6 +306,7 @@ def folder_of_nobody() -> Iterator[Path]:
                 os.seteuid(0)
 
 
+@needs_linux
 def test_a_read_only_file_is_503_and_refused_at_startup(folder_of_nobody: Path) -> None:
     database = folder_of_nobody / "pets.db"
     client = create_client(database)
@@ -313,6 +323,7 @@ def test_a_read_only_file_is_503_and_refused_at_startup(folder_of_nobody: Path) 
     assert add_pet(client) == all_pets(client)[0]
 
 
+@needs_linux
 def test_a_folder_that_this_user_may_not_write_to_is_refused(
     folder_of_nobody: Path,
 ) -> None:
@@ -355,6 +366,7 @@ def create_other_store(path: Path) -> Path:
     return path
 
 
+@needs_linux
 @pytest.mark.parametrize("is_used_before", [True, False])
 @pytest.mark.parametrize("successor", ["none", "other store", "link to the file"])
 def test_a_moved_file_is_503_until_it_is_back(
@@ -383,6 +395,7 @@ def test_a_moved_file_is_503_until_it_is_back(
     assert all_pets(file_client) == pets
 
 
+@needs_linux
 def test_a_moved_folder_is_503_until_it_is_back(database: Path, tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -395,6 +408,7 @@ def test_a_moved_folder_is_503_until_it_is_back(database: Path, tmp_path: Path) 
     assert all_pets(client) == pets
 
 
+@needs_linux
 def test_a_file_that_a_link_leads_to_may_not_be_replaced_either(
     database: Path, tmp_path: Path
 ) -> None:
@@ -409,6 +423,7 @@ def test_a_file_that_a_link_leads_to_may_not_be_replaced_either(
     assert all_pets(client) == pets
 
 
+@needs_linux
 @pytest.mark.parametrize(
     ("command", "number", "is_replaced"),
     [
@@ -456,6 +471,7 @@ def test_each_store_in_memory_has_its_own_pets_and_no_file(
     assert all_pets(other) == list(tmp_path.iterdir()) == []
 
 
+@needs_linux
 @pytest.mark.parametrize("is_dropped", [True, False])
 def test_a_store_that_is_dropped_or_closed_leaves_no_open_file_and_no_wal(
     database: Path, is_dropped: bool
