@@ -1,7 +1,9 @@
-"""README.md: its first requests, its client in Python, and the embedding program."""
+"""README.md and docs/api.md: the first requests, the client in Python, the shop."""
 
 import json
 import re
+import shlex
+import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -9,28 +11,34 @@ import pytest
 
 from app import create_app
 from tests.helpers import KEY, NEW_PET, needs_linux
-from tests.service import ROOT, run, serving
+from tests.service import GUNICORN, ROOT, run, serving
 
 README = (ROOT / "README.md").read_text("utf-8")
+API = (ROOT / "docs" / "api.md").read_text("utf-8")
 
 
-def blocks(title: str, language: str) -> list[str]:
+def blocks(page: str, title: str, language: str) -> list[str]:
     """Return the fenced blocks of a language below a heading."""
-    section = README.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    section = page.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
     pattern = rf"^```{language}\n(.*?)^```$"
     return re.findall(pattern, section, re.DOTALL | re.MULTILINE)
 
 
 def test_the_first_requests_get_the_responses_shown() -> None:
     client = create_app({"API_KEYS": "demo-key", "DATABASE": ":memory:"}).test_client()
-    commands = blocks("Run it", "sh")[1].splitlines()
-    [responses] = blocks("Run it", "text")
-    for command, body in zip(commands, responses.splitlines(True), strict=True):
-        data = "".join(re.findall("-d '(.*?)'", command))
+    [commands] = blocks(README, "First requests", "sh")
+    [responses] = blocks(README, "First requests", "text")
+    for command, body in zip(
+        commands.splitlines(), responses.splitlines(True), strict=True
+    ):
+        # Each command is: curl URL -H HEADER ... [-d BODY]
+        _, url, *options = shlex.split(command)
+        values = list(zip(options[::2], options[1::2], strict=True))
+        data = "".join(value for option, value in values if option == "-d")
         response = client.open(
-            urlsplit(command.split()[1]).path,
+            urlsplit(url).path,
             method="POST" if data else "GET",
-            headers=[text.split(": ") for text in re.findall("-H '(.*?)'", command)],
+            headers=[value.split(": ") for option, value in values if option == "-H"],
             data=data,
         )
         assert response.text == body
@@ -38,31 +46,58 @@ def test_the_first_requests_get_the_responses_shown() -> None:
 
 @needs_linux
 def test_the_python_client_adds_a_pet_and_follows_every_page(database: Path) -> None:
-    [program] = blocks("Operations", "python")
-    with serving(database) as service:
+    [program] = blocks(API, "A client in Python", "python")
+    command = ["env", f"PETSTORE_API_KEYS=demo-key,{KEY}", *GUNICORN]
+    with serving(database, command) as service:
         for _ in range(21):
             service.request("POST", "/v1/pets", NEW_PET)
         program = program.replace("127.0.0.1:5000", service.address())
-        client = run("python", "-c", program.replace("demo-key", KEY))
-        added, *listed = client.stdout.splitlines()
+        added, *listed = run("python", "-c", program).stdout.splitlines()
         assert added.startswith("{'id': 22, 'name': 'Rex', ")
         assert listed == [f"{number} Rex" for number in range(1, 23)]
-        client = run("python", "-c", program)
-        assert client.stderr.startswith("The API key is not valid.")
 
 
 @needs_linux
-@pytest.mark.parametrize(("number", "port"), [(0, "--port 0"), (1, "-b 127.0.0.1:0")])
-def test_the_embedding_program_serves_pets_below_its_prefix(
-    tmp_path: Path, number: int, port: str
+def test_the_python_client_says_what_is_wrong_without_a_traceback(
+    database: Path,
 ) -> None:
-    [program] = blocks("Embedding", "python")
-    command = blocks("Embedding", "sh")[number]
+    [program] = blocks(API, "A client in Python", "python")
+    with serving(database) as service:
+        program = program.replace("127.0.0.1:5000", service.address())
+        refused = run("python", "-c", program)
+        long = program.replace('/v1/pets"', f'/v1/pets?{"x" * 5000}"')
+        html = run("python", "-c", long)
+    stopped = run("python", "-c", program)
+    for client, beginning in (
+        (refused, '401: {"code":"invalid_api_key",'),
+        (html, "414: <html>"),
+        (stopped, "The service does not answer: <urlopen error"),
+    ):
+        assert client.returncode == 1
+        assert client.stderr.startswith(beginning)
+    assert stopped.stderr.count("\n") == 1
+
+
+@needs_linux
+@pytest.mark.parametrize("server", ["flask", "gunicorn"])
+def test_the_shop_serves_its_own_route_and_the_pets(
+    tmp_path: Path, server: str
+) -> None:
+    [program] = blocks(API, "Embedding", "python")
     (tmp_path / "shop.py").write_text(program.replace("demo-key", KEY))
-    command = re.sub(r'"\$PYTHONPATH/\.venv/bin/(\w+)"', r"exec \1", command)
-    command = command.replace("/path/to/clone", str(ROOT)).strip()
-    shell = ["sh", "-c", f"cd {tmp_path}; {command} {port}"]
-    with serving(tmp_path / "unused.db", shell) as shop:
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    [command] = [
+        line
+        for block in blocks(API, "Embedding", "sh")
+        for line in block.splitlines()
+        if f".venv/bin/{server} " in line
+    ]
+    # The command as it is, with the variable that the page sets, on any free port.
+    shell = ["sh", "-c", f"cd {tmp_path}; clone={ROOT}; {command}"]
+    ports = {"FLASK_RUN_PORT": "0", "GUNICORN_CMD_ARGS": "--bind 127.0.0.1:0"}
+    with serving(tmp_path / "unused.db", shell, **ports) as shop:
+        answer = shop.send(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert answer.endswith(b"\r\n\r\nThe pets are at /store/v1/pets.\n")
         pets = shop.request("GET", "/store/v1/pets")
         assert (pets.status, pets.body) == (200, [])
 
@@ -70,7 +105,7 @@ def test_the_embedding_program_serves_pets_below_its_prefix(
 def test_every_error_code_of_the_document_is_listed() -> None:
     document = (ROOT / "openapi.json").read_text()
     codes = set(re.findall(r'"code": "(\w+)"', document)) | {"method_not_allowed"}
-    section = README.partition("\n## Errors\n")[2].partition("\n## ")[0]
+    section = API.partition("\n## Errors\n")[2].partition("\n## ")[0]
     assert set(re.findall(r"^\| \d+ \| `(\w+)` \|", section, re.MULTILINE)) == codes
-    [error] = blocks("Errors", "json")
+    [error] = blocks(README, "Operations", "json")
     assert json.loads(error)["code"] in codes
