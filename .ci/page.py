@@ -252,7 +252,13 @@ def try_pages(page: Page) -> None:
         page.add_pet("Rex", "many")
         page.press(button, "list-outcome")
         assert page.focus() == page.button(button)
-    assert [row[0] for row in page.rows()] == ["3", "4"]
+    second = page.rows()
+    assert [row[0] for row in second] == ["3", "4"]
+    page.fill("API key", "other")
+    for button in "Next page", "Previous page":
+        assert page.press(button, "list-outcome").startswith("error: invalid_api_key")
+        assert page.rows() == second
+    page.fill("API key", page.key)
     page.press("Previous page", "list-outcome")
     assert page.rows() == first
     assert page.focus() == page.button("Previous page")
