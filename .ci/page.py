@@ -200,7 +200,8 @@ def try_pets(page: Page) -> None:
     assert page.text("status-line").lower() == "201 created"
     pet = {"id": 1, "name": MARKUP, "categoryId": -7, "status": "available"}
     assert pet.items() <= json.loads(page.text("body")).items()
-    assert "location: " in page.text("headers")
+    path = urlsplit(page.url).path.rstrip("/")
+    assert page.text("headers") == f"location: {path}/v1/pets/1"
     # The list has been fetched again, and the last request is the POST.
     assert page.text("list-outcome") == "1 pet, no more follow."
     page.add_pet(SHELL_CHARACTERS, "2")
@@ -339,6 +340,7 @@ def try_keyboard_and_phone(page: Page) -> None:
     press_keys(Keys.ENTER)
     assert page.outcome("add-outcome").startswith(f"success: Added {'x' * 30}… with")
     assert page.run(LINES, page.element("add-outcome")) <= 5
+    assert page.element("curl").rect["height"] <= 20 * 16
     assert page.focus() == page.element("name")
     for field, value in ("name", ""), ("category-id", ""), ("new-status", "available"):
         assert page.element(field).get_property("value") == value
