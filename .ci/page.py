@@ -157,11 +157,13 @@ def try_first_sight(page: Page) -> None:
     operations = page.browser.find_elements(By.TAG_NAME, "section")[-1]
     for path in "GET /pets", "POST /pets", "GET /pets/{petId}":
         assert path in operations.text
-    assert f"{page.url.rstrip('/')}/v1" in operations.text
+    assert f"Operations at {page.url.rstrip('/')}/v1" in operations.text
     assert page.run(IN_SIGHT, operations)
-    document = str(page.element("document").get_property("href"))
-    with urlopen(document, timeout=10) as answer:
+    document = page.element("document")
+    with urlopen(str(document.get_property("href")), timeout=10) as answer:
         assert json.load(answer)["info"]["title"] in page.browser.title
+    # It would replace the page, and the list would be gone.
+    assert document.get_property("target") == "_blank"
 
 
 def try_errors(page: Page) -> None:
