@@ -56,7 +56,6 @@ SECOND_CLICK = """
     arguments[0].dispatchEvent(new MouseEvent("click", init));
 """
 ANSWER_WITH = "fetch = async () => new Response(...arguments)"
-REQUESTS = "return requests"
 # In browsers from before 2023 to 2025, the reviver gets no context.
 NO_SOURCE_TEXT = """
     const parse = JSON.parse;
@@ -68,7 +67,6 @@ ROWS = """
     return rows.map((row) => [...row.cells].map((cell) => cell.innerText));
 """
 STORED = "return document.cookie + JSON.stringify([localStorage, sessionStorage])"
-NAMED = "section, table, input, select, button, [tabindex]"
 REQUESTED = "return performance.getEntries().map((entry) => entry.name)"
 
 
@@ -117,26 +115,20 @@ class Page:
     def in_sight(self, *element_ids: str) -> bool:
         return all(self.run(IN_SIGHT, self.element(name)) for name in element_ids)
 
-    def list_pets(self) -> str:
-        """Press List, and return the outcome."""
-        return self.press("List", "list-outcome")
-
     def add_pet(self, name: str, category_id: str) -> str:
         """Add a pet, and return the outcome."""
         self.fill("Name", name)
         self.fill("Category id", category_id)
-        return self.press("Add", "add-outcome")
+        return self.press("Add")
 
-    def press(self, button: str, outcome: str) -> str:
-        """Press a button, and return the outcome. An older one of Add is gone."""
+    def press(self, button: str) -> str:
+        """Press a button, and return the outcome."""
         self.button(button).click()
-        result = self.outcome(outcome)
-        assert outcome == "add-outcome" or not self.text("add-outcome")
-        return result
+        return self.outcome(button)
 
-    def outcome(self, element_id: str) -> str:
-        """Wait for an outcome, and return its kind and its sentence."""
-        element = self.element(element_id)
+    def outcome(self, button: str) -> str:
+        """Wait for the outcome of a button, and return its kind and its sentence."""
+        element = self.element("add-outcome" if button == "Add" else "list-outcome")
         wait = WebDriverWait(self.browser, 10, 0.05)
         wait.until(lambda _: element.get_attribute("class") != "waiting")
         assert self.run(IN_SIGHT, element), f"out of sight: {element.text}"
@@ -162,22 +154,21 @@ def try_first_sight(page: Page) -> None:
     document = page.element("document")
     with urlopen(str(document.get_property("href")), timeout=10) as answer:
         assert json.load(answer)["info"]["title"] in page.browser.title
-    # It would replace the page, and the list would be gone.
     assert document.get_property("target") == "_blank"
 
 
 def try_errors(page: Page) -> None:
     no_key = "error: Enter the API key at the top of the page."
-    assert page.list_pets() == page.add_pet("Rex", "1") == no_key
+    assert page.press("List") == page.add_pet("Rex", "1") == no_key
     assert page.focus() == page.element("key")
     page.fill("API key", "demo–key")
     not_a_key = 'error: The API key contains "–", which no key has.'
-    assert page.list_pets() == page.add_pet("Rex", "1") == not_a_key
-    assert page.run(REQUESTS) == 0
+    assert page.press("List") == page.add_pet("Rex", "1") == not_a_key
+    assert page.run("return requests") == 0
     assert not page.element("last-request").is_displayed()
     page.fill("API key", "other")
     wrong_key = "error: invalid_api_key: The API key is not valid."
-    assert page.list_pets().startswith(wrong_key)
+    assert page.press("List").startswith(wrong_key)
     assert page.add_pet("Rex", "1").startswith(wrong_key)
     assert page.text("status-line").startswith("401 "), page.text("status-line")
     page.fill("API key", page.key)
@@ -186,14 +177,14 @@ def try_errors(page: Page) -> None:
         assert outcome.startswith("error: invalid_body: categoryId: Must be"), outcome
     assert '"categoryId":1.5,' in page.text("curl")
     assert page.text("list-outcome").startswith("invalid_api_key: ")
-    requests = page.run(REQUESTS)
+    requests = page.run("return requests")
     page.add_pet("", "1")
     page.add_pet("Rex", "")
-    assert page.run(REQUESTS) == requests
+    assert page.run("return requests") == requests
 
 
 def try_pets(page: Page) -> None:
-    assert page.list_pets() == "success: No pets."
+    assert page.press("List") == "success: No pets."
     outcome = page.add_pet(MARKUP, "-7")
     assert outcome == f"success: Added {MARKUP[:30]}… with id 1.", outcome
     assert page.text("status-line").lower() == "201 created"
@@ -210,20 +201,21 @@ def try_pets(page: Page) -> None:
         ["2", SHELL_CHARACTERS, "2", "available"],
     ]
     page.fill("Limit", "3")
-    assert page.list_pets() == "success: 3 pets, no more follow."
+    assert page.press("List") == "success: 3 pets, no more follow."
+    assert not page.text("add-outcome")
     assert page.run_curl_line().strip() == page.text("body")
     assert page.add_pet("Tom", "3") == "success: Added Tom with id 4."
     assert page.text("list-outcome") == "3 pets, more follow."
     page.fill("Status", "sold")
-    assert page.list_pets() == "success: No pets with status sold."
+    assert page.press("List") == "success: No pets with status sold."
     assert_nothing_listed(page)
     assert page.add_pet("Kitty", "4") == "success: Added Kitty with id 5."
     page.fill("Status", "any")
     page.fill("Limit", "")
-    assert page.list_pets() == "success: 5 pets, no more follow."
+    assert page.press("List") == "success: 5 pets, no more follow."
     assert "limit" not in page.text("curl")
     page.fill("Limit", "0")
-    assert page.list_pets().startswith("error: invalid_query: limit: ")
+    assert page.press("List").startswith("error: invalid_query: limit: ")
     assert_nothing_listed(page)
     assert page.add_pet("Max", "5") == "success: Added Max with id 6."
 
@@ -237,7 +229,7 @@ def assert_nothing_listed(page: Page) -> None:
 def try_integers(page: Page, number: type[int | float]) -> None:
     """Compare what was typed with what is stored, and as a number with the table."""
     page.fill("Limit", "100")
-    page.list_pets()
+    page.press("List")
     for typed in ("9007199254740993", str(MAX_INT64), " 12 ", "-007", "0", "-1.2E+3"):
         page.add_pet("Rex", typed)
         assert f'"categoryId":{int(Decimal(typed))},' in page.text("body")
@@ -246,27 +238,26 @@ def try_integers(page: Page, number: type[int | float]) -> None:
 
 def try_pages(page: Page) -> None:
     page.fill("Limit", "2")
-    assert page.list_pets() == "success: 2 pets, more follow."
+    assert page.press("List") == "success: 2 pets, more follow."
     first = page.rows()
     for button in "Next page", "Next page", "Previous page":
         page.add_pet("Rex", "many")
-        page.press(button, "list-outcome")
+        page.press(button)
+        assert not page.text("add-outcome")
         assert page.focus() == page.button(button)
-    second = page.rows()
-    assert [row[0] for row in second] == ["3", "4"]
     page.fill("API key", "other")
     for button in "Next page", "Previous page":
-        assert page.press(button, "list-outcome").startswith("error: invalid_api_key")
-        assert page.rows() == second
+        assert page.press(button).startswith("error: invalid_api_key")
+        assert [row[0] for row in page.rows()] == ["3", "4"]
     page.fill("API key", page.key)
-    page.press("Previous page", "list-outcome")
+    page.press("Previous page")
     assert page.rows() == first
     assert page.focus() == page.button("Previous page")
     while "no more follow" not in page.text("list-outcome"):
         page.button("Next page").send_keys(Keys.ENTER)
-        page.outcome("list-outcome")
+        page.outcome("Next page")
     last = page.rows()
-    page.press("Next page", "list-outcome")
+    page.press("Next page")
     assert page.rows() == last
     assert page.focus() == page.button("Next page")
 
@@ -276,7 +267,7 @@ def try_long_values(page: Page) -> None:
     pet = {"id": MAX_INT64, "name": "x" * 900, "categoryId": ~MAX_INT64}
     init = {"headers": {"Content-Type": "application/json"}}
     page.run(ANSWER_WITH, json.dumps([pet | {"status": "available"}]), init)
-    page.list_pets()
+    page.press("List")
     cells = page.browser.find_elements(By.CSS_SELECTOR, "td > div")
     assert [page.run(LINES, cell) for cell in cells] == [1, 3, 1, 1]
 
@@ -293,20 +284,18 @@ def try_without_source_text(page: Page) -> None:
 def try_double_clicks(page: Page) -> None:
     page.open(DESKTOP)
     page.fill("API key", page.key)
-    assert_one_request(page, "Add", "add-outcome")
     page.fill("Limit", "2")
-    page.list_pets()
-    assert_one_request(page, "Next page", "list-outcome")
-
-
-def assert_one_request(page: Page, button: str, outcome: str) -> None:
-    for script, count in (CLICK_TWICE, 1), (SECOND_CLICK, 0):
+    page.press("List")
+    # After a pet is added, the list is fetched again.
+    for button, count in ("Next page", 1), ("Add", 2):
         page.fill("Name", "Rex")
         page.fill("Category id", "1")
-        requests = page.run(REQUESTS)
-        page.run(script, page.button(button))
-        page.outcome(outcome)
-        assert page.run(REQUESTS) == requests + count
+        requests = page.run("return requests")
+        page.run(SECOND_CLICK, page.button(button))
+        assert page.run("return requests") == requests
+        page.run(CLICK_TWICE, page.button(button))
+        page.outcome(button)
+        assert page.run("return requests") == requests + count
 
 
 def try_100_pets(page: Page) -> None:
@@ -317,15 +306,16 @@ def try_100_pets(page: Page) -> None:
     for _ in range(100):
         urlopen(request, timeout=10).close()
     page.fill("Limit", "100")
-    assert page.list_pets() == "success: 100 pets, more follow."
+    assert page.press("List") == "success: 100 pets, more follow."
     assert page.element("body").rect["height"] <= 20 * 16
     assert page.in_sight("status-line", "body", "headers")
-    page.press("Next page", "list-outcome")
+    page.press("Next page")
 
 
 def try_names(page: Page) -> None:
     """Try what a screen reader reads: each section and field, but no mark."""
-    for element in page.browser.find_elements(By.CSS_SELECTOR, NAMED):
+    named = "section, table, input, select, button, [tabindex]"
+    for element in page.browser.find_elements(By.CSS_SELECTOR, named):
         assert element.accessible_name, element.get_attribute("outerHTML")
     nodes = page.browser.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
     names = " ".join(str(node["name"].get("value")) for node in nodes if "name" in node)
@@ -340,14 +330,14 @@ def try_keyboard_and_phone(page: Page) -> None:
         ActionChains(page.browser).send_keys(*keys).perform()
 
     press_keys(page.key, Keys.TAB, Keys.TAB, "1", Keys.TAB, Keys.ENTER)
-    assert page.outcome("list-outcome") == "success: 1 pet, more follow."
+    assert page.outcome("List") == "success: 1 pet, more follow."
     press_keys(Keys.TAB, Keys.TAB, Keys.SPACE)
-    page.outcome("list-outcome")
+    page.outcome("Next page")
     assert page.rows()[0][0] == "2"
     long_name = "x" * 900
     press_keys(Keys.TAB, long_name, Keys.TAB, "5", Keys.TAB, "sold", Keys.TAB)
     press_keys(Keys.ENTER)
-    assert page.outcome("add-outcome").startswith(f"success: Added {'x' * 30}… with")
+    assert page.outcome("Add").startswith(f"success: Added {'x' * 30}… with")
     assert page.run(LINES, page.element("add-outcome")) <= 5
     assert page.element("curl").rect["height"] <= 20 * 16
     assert page.focus() == page.element("name")
@@ -359,7 +349,7 @@ def try_keyboard_and_phone(page: Page) -> None:
     assert page.element("name").get_property("value") == page.text("curl")
     page.fill("Limit", "100")
     page.fill("Status", "sold")
-    page.list_pets()
+    page.press("List")
     assert page.rows()[-1][1:] == [long_name, "5", "sold"]
     assert page.run(LINES, page.browser.find_element(By.CLASS_NAME, "name")) == 3
     assert page.run(TOO_WIDE) == []
@@ -377,14 +367,14 @@ def try_console_and_no_answer(page: Page) -> None:
     assert all("status of 40" in message for message in log), log
     page.browser.set_network_conditions(offline=True, latency=0, throughput=0)
     no_answer = "error: No answer (Failed to fetch). Is the service running?"
-    assert page.list_pets() == page.add_pet("Rex", "1") == no_answer
+    assert page.press("List") == page.add_pet("Rex", "1") == no_answer
     assert_nothing_listed(page)
     page.browser.delete_network_conditions()
     headers = {"Content-Type": "text/html"}
     init = {"status": 502, "statusText": "Bad Gateway", "headers": headers}
     page.run(ANSWER_WITH, "<h1>Bad Gateway</h1>", init)
     proxy = "error: 502 Bad Gateway: this is not an answer of the service."
-    assert page.list_pets() == page.add_pet("Rex", "1") == proxy
+    assert page.press("List") == page.add_pet("Rex", "1") == proxy
 
 
 def main(url: str, key: str) -> None:
