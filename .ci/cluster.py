@@ -1,13 +1,12 @@
 """Try examples/rqlite.py on three rqlite nodes. Usage: cluster.py PATH_OF_RQLITED.
 
-First, deploy/cluster-restore has to refuse bad backups, and to load good ones. Then 16
-clients add pets through two instances of the service, and one client follows the pages,
-while the leader is killed. Every pet that got a 201 has to be stored, none may be
-stored twice, and the client that follows the pages has to see all of them.
+First, deploy/copy_pets.py has to refuse bad backups, and the cluster to load good ones.
+Then 16 clients add pets through two instances of the service, and one client follows
+the pages, while the leader is killed. Every pet that got a 201 has to be stored, none
+may be stored twice, and the client that follows the pages has to see all of them.
 """
 
 import os
-import re
 import shutil
 import socket
 import subprocess
@@ -23,10 +22,11 @@ from threading import Event
 from typing import Any
 
 from examples.rqlite import RqliteStore
+from storage import PetStore
+from tests.bad_sources import BAD_SOURCES
 from tests.helpers import add_pet, all_pets, create_client
 from tests.request_table import REQUESTS
-from tests.service import GUNICORN, Service, request, serving
-from tests.test_deploy import BAD_BACKUPS, Machine
+from tests.service import GUNICORN, Service, request, run, serving
 
 LOAD_SECONDS = 8.0
 KILL_AFTER = 2.0
@@ -63,49 +63,62 @@ def start_nodes(
     return nodes
 
 
+def ask(address: str, method: str, path: str, body: bytes | None = None) -> bytes:
+    """Send a request to a node, and return the body of the response."""
+    with closing(HTTPConnection(address, timeout=5)) as connection:
+        headers = {"Content-Type": "application/octet-stream"}
+        connection.request(method, path, body, headers)
+        return connection.getresponse().read()
+
+
 def find_leader(addresses: list[str]) -> str:
     """Wait until the nodes have a leader, and return its address."""
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         for address in addresses:
-            with closing(HTTPConnection(address, timeout=1)) as connection:
-                try:
-                    connection.request("GET", "/status")
-                    if b'"state":"Leader"' in connection.getresponse().read():
-                        return address
-                except (OSError, HTTPException):
-                    time.sleep(0.1)
+            try:
+                if b'"state":"Leader"' in ask(address, "GET", "/status"):
+                    return address
+            except (OSError, HTTPException):
+                time.sleep(0.1)
     raise TimeoutError("the nodes have elected no leader")
 
 
-def try_restore(addresses: list[str], folder: Path) -> str:
-    """Restore bad backups, one of a single machine, and one of the cluster."""
-    machine = Machine(folder / "machine")
-    machine.start()
-    machine.add("Rex")
-    single = machine.request("GET", "/v1/pets").body
-    backup = machine.back_up()
-    machine.kill()
-    store = RqliteStore(addresses)
-    cluster = create_client("", store)
+def copies(source: Path, target: Path) -> bool:
+    """Return whether deploy/copy_pets.py copies a file into a new one."""
+    program = "deploy/copy_pets.py"
+    return run("python", program, str(source), str(target)).returncode == 0
+
+
+def load(address: str, backup: Path) -> None:
+    """Replace the pets of the cluster by those of a backup."""
+    loaded = ask(address, "POST", "/db/load", backup.read_bytes())
+    assert b"error" not in loaded, loaded
+
+
+def try_backups(addresses: list[str], folder: Path) -> str:
+    """Back the cluster up, refuse bad files, and move pets out of it and into it."""
+    cluster = create_client("", RqliteStore(addresses))
     for name in NAMES:
         add_pet(cluster, name=name)
-    before = all_pets(cluster)
+    pets = all_pets(cluster)
     follower = addresses[find_leader(addresses) == addresses[0]]
-    for kind, spoil in BAD_BACKUPS.items():
-        bad = Path(shutil.copy(backup, folder / "bad.db"))
+    backup, copy, empty = folder / "backup.db", folder / "copy.db", folder / "empty.db"
+    backup.write_bytes(ask(follower, "GET", "/db/backup"))
+    for kind, spoil in BAD_SOURCES.items():
+        bad = folder / kind
+        shutil.copy(backup, bad)
         spoil(bad)
-        refused = machine.deploy("cluster-restore", follower, str(bad))
-        assert re.match("[1-9].*: Not restored. The cluster", refused), (kind, refused)
-        assert all_pets(cluster) == before, kind
-    restored = machine.deploy("cluster-restore", follower, str(backup))
-    assert restored.startswith("0: Restored. Pets in the cluster: 1."), restored
-    assert all_pets(cluster) == single
-    machine.paste(restored, "To undo this: ")
-    assert all_pets(cluster) == before
-    # The next request creates it again, as in a new cluster.
-    store._execute("DROP TABLE pets")
-    return f"{len(BAD_BACKUPS)} bad backups refused, 2 restored"
+        assert not copies(bad, copy), kind
+    assert copies(backup, copy)
+    PetStore(str(empty))
+    # One of the cluster, one of a single machine, and none for the other checks.
+    for source, loaded in ((backup, pets), (copy, pets), (empty, [])):
+        add_pet(cluster)
+        load(follower, source)
+        assert all_pets(cluster) == loaded, source
+    assert all_pets(create_client(copy)) == pets
+    return f"{len(BAD_SOURCES)} bad backups refused, 3 loaded"
 
 
 def try_requests(addresses: list[str]) -> None:
@@ -196,8 +209,8 @@ def main(rqlited: str) -> None:
             )
             for file in ("first.db", "second.db")
         ]
-        restored = try_restore(addresses, folder)
-        print(f"{restored}; {try_load(nodes, services)}")
+        loaded = try_backups(addresses, folder)
+        print(f"{loaded}; {try_load(nodes, services)}")
         try_requests(addresses)
 
 
