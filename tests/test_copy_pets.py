@@ -381,14 +381,3 @@ def test_the_check_fails_if_the_service_could_not_start(
     assert run_unit("petstore-check.service", tmp_path) == 0
     executed(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")(database)
     assert run_unit("petstore-check.service", tmp_path) == 1
-
-
-# The documents.
-
-
-@needs_linux
-@pytest.mark.parametrize("name", ["server.md", "cluster.md"])
-def test_every_block_is_valid_shell(name: str) -> None:
-    document = (ROOT / "docs" / name).read_text("utf-8")
-    for block in re.findall(r"^```sh\n(.*?)^```$", document, re.M | re.S):
-        assert run("sh", "-n", "-c", block).stderr == ""

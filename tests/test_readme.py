@@ -1,4 +1,4 @@
-"""README.md and docs/api.md: the first requests, the client in Python, the shop."""
+"""README.md and docs/: first requests, Python client, shop, and commands as printed."""
 
 import json
 import re
@@ -109,3 +109,11 @@ def test_every_error_code_of_the_document_is_listed() -> None:
     assert set(re.findall(r"^\| \d+ \| `(\w+)` \|", section, re.MULTILINE)) == codes
     [error] = blocks(README, "Operations", "json")
     assert json.loads(error)["code"] in codes
+
+
+@needs_linux
+@pytest.mark.parametrize("name", ["server.md", "cluster.md"])
+def test_every_block_is_valid_shell(name: str) -> None:
+    document = (ROOT / "docs" / name).read_text("utf-8")
+    for block in re.findall(r"^```sh\n(.*?)^```$", document, re.M | re.S):
+        assert run("sh", "-n", "-c", block).stderr == ""
