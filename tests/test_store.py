@@ -66,7 +66,7 @@ def test_a_store_that_lacks_a_method_cannot_be_created() -> None:
     class Incomplete(Store):
         pass
 
-    with pytest.raises(TypeError, match="'?add'?, '?check'?, '?get'?, '?list_page"):
+    with pytest.raises(TypeError, match="add.*check.*get.*list_page"):
         Incomplete()  # type: ignore[abstract]
 
 
