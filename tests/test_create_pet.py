@@ -130,14 +130,17 @@ def test_unknown_members_are_ignored_and_the_last_of_a_repeated_one_counts(
     + ["[" * 60_000, '{"a":' * 10_000, "9" * 5000],
 )
 def test_a_malformed_body_is_refused_with_the_reason(
-    client: FlaskClient, body: str | bytes
+    client: FlaskClient, body: str
 ) -> None:
     message = assert_error(post(client, body), 400, "malformed_body")
     assert message.startswith("Send a JSON object. The body could not be read: ")
 
 
-def test_a_body_that_is_not_utf_8_is_malformed(client: FlaskClient) -> None:
-    message = assert_error(post(client, b'"\xe9"'), 400, "malformed_body")
+@pytest.mark.parametrize("body", [b"\xff", b'"\xff"', b'"\xe9"'])
+def test_a_body_that_is_not_utf_8_is_malformed(
+    client: FlaskClient, body: bytes
+) -> None:
+    message = assert_error(post(client, body), 400, "malformed_body")
     assert message == "Send a JSON object. The body is not UTF-8."
 
 
