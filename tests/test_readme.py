@@ -17,11 +17,19 @@ README = (ROOT / "README.md").read_text("utf-8")
 API = (ROOT / "docs" / "api.md").read_text("utf-8")
 
 
+def section(page: str, title: str) -> str:
+    """Return what is below a heading."""
+    return page.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def fenced(text: str, language: str) -> list[str]:
+    """Return the fenced blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
 def blocks(page: str, title: str, language: str) -> list[str]:
     """Return the fenced blocks of a language below a heading."""
-    section = page.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
-    pattern = rf"^```{language}\n(.*?)^```$"
-    return re.findall(pattern, section, re.DOTALL | re.MULTILINE)
+    return fenced(section(page, title), language)
 
 
 def test_the_first_requests_get_the_responses_shown() -> None:
@@ -105,8 +113,8 @@ def test_the_shop_serves_its_own_route_and_the_pets(
 def test_every_error_code_of_the_document_is_listed() -> None:
     document = (ROOT / "openapi.json").read_text()
     codes = set(re.findall(r'"code": "(\w+)"', document)) | {"method_not_allowed"}
-    section = API.partition("\n## Errors\n")[2].partition("\n## ")[0]
-    assert set(re.findall(r"^\| \d+ \| `(\w+)` \|", section, re.MULTILINE)) == codes
+    listed = re.findall(r"^\| \d+ \| `(\w+)` \|", section(API, "Errors"), re.MULTILINE)
+    assert set(listed) == codes
     [error] = blocks(README, "Operations", "json")
     assert json.loads(error)["code"] in codes
 
@@ -115,5 +123,5 @@ def test_every_error_code_of_the_document_is_listed() -> None:
 @pytest.mark.parametrize("name", ["server.md", "cluster.md"])
 def test_every_block_is_valid_shell(name: str) -> None:
     document = (ROOT / "docs" / name).read_text("utf-8")
-    for block in re.findall(r"^```sh\n(.*?)^```$", document, re.M | re.S):
+    for block in fenced(document, "sh"):
         assert run("sh", "-n", "-c", block).stderr == ""
