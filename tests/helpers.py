@@ -12,7 +12,7 @@ from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
 from app import create_app
-from storage import Store
+from storage import PetStore, Store
 
 KEY = "test-key"
 NEW_PET = {"name": "Rex", "categoryId": 1}
@@ -29,6 +29,13 @@ def create_client(database: Path | str, store: Store | None = None) -> FlaskClie
     # Each request has this header.
     client.environ_base["HTTP_AUTHORIZATION"] = f"Bearer {KEY}"
     return client
+
+
+def open_store(path: Path, name: str) -> PetStore:
+    """Create a store with one pet of this name, and return it. It is still open."""
+    store = PetStore(str(path))
+    store.add(name=name, category_id=1, status="sold")
+    return store
 
 
 def assert_error(response: TestResponse, status: int, code: str) -> str:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from storage import SCHEMA_VERSION, PetStore
+from storage import SCHEMA_VERSION
 from tests.bad_sources import BAD_SOURCES, ENDLESS_VIEW, Spoil, executed
-from tests.helpers import KEY, NEW_PET, needs_linux, other_program
+from tests.helpers import KEY, NEW_PET, needs_linux, open_store, other_program
 from tests.service import ROOT, TIMEOUT, Service, environment, request, run, serving
 
 PROGRAM = str(ROOT / "deploy" / "copy_pets.py")
@@ -52,9 +52,7 @@ def content(folder: Path) -> dict[str, bytes | None]:
 def backup(tmp_path: Path) -> Path:
     """Return the path of a backup with the pet Rex."""
     backup = tmp_path / "backup.db"
-    store = PetStore(str(backup))
-    store.add(name="Rex", category_id=1, status="sold")
-    store.close()
+    open_store(backup, "Rex").close()
     with other_program(backup, "PRAGMA journal_mode = DELETE"):
         return backup
 
@@ -62,8 +60,7 @@ def backup(tmp_path: Path) -> Path:
 def create_target(folder: Path) -> Path:
     """Create a file as a killed service leaves it: the pet Tom is in the WAL."""
     folder.mkdir()
-    store = PetStore(str(folder / "used.db"))
-    store.add(name="Tom", category_id=1, status="sold")
+    store = open_store(folder / "used.db", "Tom")
     for end in ("", "-wal"):
         shutil.copy(folder / f"used.db{end}", folder / f"pets.db{end}")
     store.close()

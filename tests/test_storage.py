@@ -28,6 +28,7 @@ from tests.helpers import (
     assert_error,
     create_client,
     needs_linux,
+    open_store,
     other_program,
     post_pet,
 )
@@ -358,10 +359,7 @@ def test_a_damaged_file_is_503_and_refused_at_startup(
 
 def create_other_store(path: Path) -> Path:
     """Create a store with the pet Tom, close it, and return its path."""
-    database = storage.Database(str(path))
-    columns = "name, category_id, status"
-    database.write(f"INSERT INTO pets ({columns}) VALUES ('Tom', 1, 'sold')", {})
-    database.close()
+    open_store(path, "Tom").close()
     assert not wal_of(path).exists()
     return path
 
