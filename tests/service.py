@@ -10,13 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from email.message import Message
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.helpers import KEY
+from tests.helpers import KEY, NEW_PET
 
 ROOT = Path(__file__).parent.parent
 PROCFILE = (ROOT / "Procfile").read_text().removeprefix("web: ")
@@ -148,3 +148,24 @@ def serving(
     finally:
         if service.process.poll() is None:
             service.kill()
+
+
+def add_pets_until_refused(
+    service: Service, writer: int, names: list[str]
+) -> int | None:
+    """Add pets on one connection, and note the names of those that got a 201.
+
+    Return another status, or None once the service is killed.
+    """
+    with closing(service.connect()) as connection:
+        for count in range(100_000):
+            name = f"{writer} {count}"
+            pet = {**NEW_PET, "name": name}
+            try:
+                response = request(connection, "POST", "/v1/pets", pet)
+            except (OSError, HTTPException):
+                return None
+            if response.status != 201:
+                return response.status
+            names.append(name)
+    raise AssertionError("no request was refused")

@@ -8,9 +8,8 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from functools import partial
-from http.client import HTTPException
 from pathlib import Path
 from threading import Barrier
 from typing import Any
@@ -32,7 +31,14 @@ from tests.helpers import (
     other_program,
     post_pet,
 )
-from tests.service import FLASK, GUNICORN, TIMEOUT, Service, request, run, serving
+from tests.service import (
+    FLASK,
+    GUNICORN,
+    TIMEOUT,
+    add_pets_until_refused,
+    run,
+    serving,
+)
 
 
 def assert_unavailable(*responses: TestResponse) -> None:
@@ -48,32 +54,18 @@ def wal_of(database: Path) -> Path:
 # Pets that got a 201.
 
 
-def add_pets_until_killed(service: Service, number: int, names: list[str]) -> None:
-    """Add pets on one connection, and note the names of those that got a 201."""
-    with closing(service.connect()) as connection:
-        for count in range(100_000):
-            name = f"{number} {count}"
-            pet = {**NEW_PET, "name": name}
-            try:
-                assert request(connection, "POST", "/v1/pets", pet).status == 201
-            except (OSError, HTTPException):
-                return
-            names.append(name)
-
-
 @needs_linux
 def test_no_pet_that_got_a_201_is_lost_by_kill_9(database: Path) -> None:
     names: list[str] = []
     with serving(database) as service, ThreadPoolExecutor(8) as threads:
         writers = [
-            threads.submit(add_pets_until_killed, service, number, names)
+            threads.submit(add_pets_until_refused, service, number, names)
             for number in range(8)
         ]
         while len(names) < 200:
             assert service.request("GET", "/healthz").status == 200
         service.kill()
-    for writer in writers:
-        writer.result()
+    assert [writer.result() for writer in writers] == [None] * 8
     stored = [pet["name"] for pet in all_pets(create_client(database))]
     assert set(names) <= set(stored)
     assert len(set(stored)) == len(stored)

@@ -1,0 +1,346 @@
+"""deploy/: backups, restores, the units, and nginx in front of the service."""
+
+import os
+import re
+import socket
+import ssl
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from http.client import HTTPSConnection
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import NEW_PET, open_store, other_program
+from tests.service import (
+    GUNICORN,
+    ROOT,
+    TIMEOUT,
+    Response,
+    Service,
+    add_pets_until_refused,
+    run,
+    serving,
+)
+
+BACKUP, RESTORE = str(ROOT / "deploy" / "backup"), str(ROOT / "deploy" / "restore")
+
+
+def names_in(database: Path) -> list[str]:
+    """Return the names of the pets in a file."""
+    with other_program(database) as program:
+        rows = program.execute("SELECT name FROM pets ORDER BY id").fetchall()
+    return [name for (name,) in rows]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return the bytes of each file in a folder."""
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+
+
+def create_used(folder: Path) -> Path:
+    """Create a file as a killed service leaves it: the pet Tom is in the WAL."""
+    folder.mkdir()
+    store = open_store(folder / "pets.db", "Tom")
+    files = contents(folder)
+    store.close()
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    return folder / "pets.db"
+
+
+@pytest.fixture
+def used(tmp_path: Path) -> Path:
+    """Return the path of a file as a killed service leaves it, with the pet Tom."""
+    return create_used(tmp_path / "used")
+
+
+@pytest.fixture
+def rex(tmp_path: Path) -> Path:
+    """Return the path of a backup with 1,000 pets called Rex."""
+    backup = tmp_path / "rex.db"
+    open_store(backup, "Rex").close()
+    with other_program(backup, "PRAGMA journal_mode = DELETE") as program:
+        program.executemany(
+            "INSERT INTO pets VALUES (?, 'Rex', 1, 'sold')",
+            [(pet_id,) for pet_id in range(2, 1001)],
+        )
+    return backup
+
+
+@pytest.fixture
+def backups(tmp_path: Path) -> Path:
+    """Return an empty folder."""
+    folder = tmp_path / "backups"
+    folder.mkdir()
+    return folder
+
+
+def test_a_backup_has_every_pet_that_was_acknowledged_before(
+    database: Path, backups: Path
+) -> None:
+    names: list[str] = []
+
+    def back_up() -> None:
+        acknowledged = set(names)
+        ended = run(BACKUP, str(database), str(backups))
+        [file] = backups.iterdir()
+        stored = names_in(file)
+        assert acknowledged <= set(stored)
+        line = f"Copied {database} to {file}: {len(stored)} pets.\n"
+        assert (ended.stdout, ended.stderr) == (line, "")
+        # Not in WAL mode (sqlite.org/fileformat2.html), and for its user only.
+        assert file.read_bytes()[18:20] == b"\1\1"
+        assert file.stat().st_mode & 0o077 == 0
+        file.unlink()
+
+    with serving(database) as service, ThreadPoolExecutor(8) as threads:
+        for number in range(8):
+            threads.submit(add_pets_until_refused, service, number, names)
+        for _ in range(5):
+            back_up()
+        service.kill()
+    # Now the newest pets are only in the WAL.
+    back_up()
+
+
+def test_the_thirty_backups_that_were_written_last_are_kept(
+    rex: Path, backups: Path
+) -> None:
+    others = ["pets-before-migration.db", "pets-2020-01-01T000000 copy.db"]
+    old = [f"pets-2026-01-{day:02}T000000.db" for day in range(1, 32)]
+    # This one was copied back from elsewhere.
+    returned = "pets-2020-01-01T000000.db"
+    last = 0
+    for name in [*others, *old, returned]:
+        file = backups / name
+        file.touch()
+        while file.stat().st_ctime_ns <= last:
+            os.utime(file)  # This sets the ctime, too.
+        last = file.stat().st_ctime_ns
+    assert run(BACKUP, "missing.db", str(backups)).returncode != 0
+    assert {*contents(backups)} == {*others, *old, returned}
+    assert run(BACKUP, str(rex), str(backups)).returncode == 0
+    [new] = {*contents(backups)} - {*others, *old, returned}
+    assert re.fullmatch(r"pets-\d{4}-\d\d-\d\dT\d{6}\.db", new)
+    assert {*contents(backups)} == {*others, *old[3:], returned, new}
+
+
+# Page 2 is the root of the pets. Its number of cells, which refer to the other pages,
+# is 3 bytes after its beginning (sqlite.org/fileformat2.html).
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda data: b"",
+    "text": lambda data: b"Rex\n" * 1000,
+    "cut short": lambda data: data[: len(data) // 2],
+    "another program": lambda data: data.replace(b"pets", b"cars"),
+    "damaged page": lambda data: data[:12_288] + b"\xff" * 4096 + data[16_384:],
+    "lost pages": lambda data: data[:4100] + bytes([data[4100] // 2]) + data[4101:],
+    "damaged index": lambda data: data[:-4096] + b"\xff" * 4096,
+}
+
+
+@pytest.mark.parametrize("damage", ["missing", *DAMAGE])
+def test_a_bad_file_is_refused_and_nothing_changes(
+    rex: Path, used: Path, backups: Path, damage: str
+) -> None:
+    if damage == "missing":
+        rex.unlink()
+    else:
+        rex.write_bytes(DAMAGE[damage](rex.read_bytes()))
+    before = contents(used.parent)
+    for command in ([BACKUP, str(rex), str(backups)], [RESTORE, str(rex), str(used)]):
+        ended = run(*command)
+        assert ended.returncode != 0
+        assert ended.stderr
+    assert contents(used.parent) == before
+    assert [*backups.iterdir(), *used.parent.glob("old-*")] == []
+
+
+@pytest.mark.parametrize("script", [BACKUP, RESTORE], ids=["backup", "restore"])
+def test_nothing_changes_if_the_disk_is_full(
+    rex: Path, used: Path, script: str
+) -> None:
+    before = contents(used.parent)
+    # No file may have more than 8 blocks.
+    full = ["sh", "-c", 'trap "" XFSZ; ulimit -f 8; exec "$@"', "sh"]
+    target = used if script == RESTORE else used.parent
+    assert "I/O error" in run(*full, script, str(rex), str(target)).stderr
+    assert contents(used.parent) == before
+
+
+@pytest.mark.parametrize("damage", ["", "missing", "empty", "text"])
+def test_a_restore_keeps_all_previous_files_and_can_be_undone(
+    rex: Path, used: Path, damage: str
+) -> None:
+    Path(f"{used}-journal").touch()
+    if damage == "missing":
+        used.unlink()
+    elif damage:
+        used.write_bytes(DAMAGE[damage](b""))
+    previous = contents(used.parent)
+    ended = run(RESTORE, str(rex), str(used))
+    [old] = used.parent.glob("old-*")
+    assert ended.stdout == (
+        f"Copied {rex} to {used}: 1000 pets.\nThe previous files are in {old}.\n"
+    )
+    assert contents(old) == previous
+    assert {*used.parent.iterdir()} == {used, old}
+    assert set(names_in(used)) == {"Rex"}
+    undone = run(RESTORE, str(old / "pets.db"), str(used))
+    assert (undone.returncode == 0) == (not damage)
+    assert set(names_in(used)) == ({"Rex"} if damage else {"Tom"})
+
+
+# bash reads a file with this line before it runs a script. The line kills the script
+# before one of its commands.
+KILL = "trap '((number-- > 0)) || kill -9 $$' DEBUG"
+
+
+def test_no_pet_is_lost_if_a_restore_is_killed(rex: Path, tmp_path: Path) -> None:
+    (tmp_path / "kill").write_text(KILL)
+    states: list[set[str]] = []
+    returncode = -9
+    while returncode == -9:
+        used = create_used(tmp_path / str(len(states)))
+        kill = ["env", f"BASH_ENV={tmp_path}/kill", f"number={len(states)}", "bash"]
+        returncode = run(*kill, RESTORE, str(rex), str(used)).returncode
+        old = [names_in(file) for file in used.parent.glob("old-*/pets.db")]
+        # If the file is missing, the service does not start.
+        states.append(set(names_in(used)) if used.exists() else {"missing"})
+        assert states[-1] == {"Tom"} or old == [["Tom"]]
+        assert run(RESTORE, str(rex), str(used)).returncode == 0
+        assert set(names_in(used)) == {"Rex"}
+        assert ["Tom"] in [names_in(file) for file in used.parent.glob("old-*/pets.db")]
+    assert [name for name, _ in groupby(states)] == [{"Tom"}, {"missing"}, {"Rex"}]
+
+
+def test_a_service_that_was_not_stopped_is_503_until_it_is_restarted(
+    rex: Path, database: Path
+) -> None:
+    names: list[str] = []
+    with serving(database) as service, ThreadPoolExecutor(4) as threads:
+        writers = [
+            threads.submit(add_pets_until_refused, service, number, names)
+            for number in range(4)
+        ]
+        while len(names) < 10:
+            assert not any(writer.done() for writer in writers)
+        run(RESTORE, str(rex), str(database))
+        assert [writer.result(TIMEOUT) for writer in writers] == [503] * 4
+        assert service.request("GET", "/healthz").status == 503
+        service.stop()
+    assert set(names_in(database)) == {"Rex"}
+    [old] = database.parent.glob("old-*/pets.db")
+    assert set(names) <= set(names_in(old))
+
+
+def test_systemd_accepts_the_units(tmp_path: Path) -> None:
+    for unit in (ROOT / "deploy").glob("petstore*"):
+        text = unit.read_text().replace("/srv/petstore/.venv", sys.prefix)
+        (tmp_path / unit.name).write_text(text.replace("/srv/petstore", str(ROOT)))
+    ended = run("systemd-analyze", "verify", *map(str, tmp_path.iterdir()))
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+# nginx reads deploy/nginx.conf here. One process, and folders below its own.
+NGINX_CONF = """
+daemon off;
+master_process off;
+pid nginx.pid;
+error_log stderr notice;
+events {}
+http {
+    access_log off;
+    client_body_temp_path body;
+    proxy_temp_path proxy;
+    fastcgi_temp_path fastcgi;
+    uwsgi_temp_path uwsgi;
+    scgi_temp_path scgi;
+    include petstore.conf;
+}
+"""
+CERTIFICATE = (
+    "openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=pets.example.com "
+    "-keyout privkey.pem -out fullchain.pem"
+)
+
+
+class Proxy(Service):
+    """nginx in front of a service, with ports and paths of its own."""
+
+    def __init__(self, folder: Path, service: Service) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            self.port = server.getsockname()[1]
+        conf = (ROOT / "deploy" / "nginx.conf").read_text()
+        for old, new in {
+            "listen 80;": f"listen unix:{folder}/http;",
+            "listen 443 ssl;": f"listen 127.0.0.1:{self.port} ssl;",
+            "listen [::]:80;": "",
+            "listen [::]:443 ssl;": "",
+            "/etc/letsencrypt/live/pets.example.com": str(folder),
+            "127.0.0.1:8000": service.address(),
+        }.items():
+            assert old in conf
+            conf = conf.replace(old, new)
+        (folder / "petstore.conf").write_text(conf)
+        (folder / "nginx.conf").write_text(NGINX_CONF)
+        run(*CERTIFICATE.split(), folder=folder)
+        command = ["nginx", "-p", str(folder), "-e", "stderr", "-c", "nginx.conf"]
+        tested = run(*command, "-q", "-t")
+        assert (tested.returncode, tested.stderr) == (0, "")
+        super().__init__(folder / "nginx.db", command, {})
+        self.wait_for_log("epoll")
+
+    def connect(self) -> HTTPSConnection:
+        """Return a new connection, which does not check the certificate."""
+        context = ssl._create_unverified_context()
+        return HTTPSConnection("127.0.0.1", self.port, timeout=TIMEOUT, context=context)
+
+
+@pytest.fixture
+def service(database: Path) -> Iterator[Service]:
+    """Run a service with four threads."""
+    with serving(database, [*GUNICORN, "--threads", "4"]) as service:
+        yield service
+
+
+@pytest.fixture
+def proxy(tmp_path: Path, service: Service) -> Iterator[Proxy]:
+    """Run nginx in front of the service."""
+    proxy = Proxy(tmp_path, service)
+    yield proxy
+    proxy.kill()
+
+
+def assert_error(response: Response, status: int, code: str) -> None:
+    """Check that a response is an Error body, which a page of any origin can read."""
+    message = response.body["message"]
+    assert response.body == {"code": code, "message": message, "status": status}
+    assert response.status == status
+    assert response.headers["Content-Type"] == "application/json"
+    assert response.headers.get_all("Access-Control-Allow-Origin") == ["*"]
+
+
+def test_errors_of_nginx_have_the_error_body(proxy: Proxy, service: Service) -> None:
+    assert proxy.request("POST", "/v1/pets", NEW_PET).status == 201
+    # The service refuses the first one, and nginx the second one.
+    for size in (70_000, 140_000):
+        response = proxy.request("POST", "/v1/pets", "x" * size)
+        assert_error(response, 413, "body_too_large")
+    service.database.rename(service.database.with_name("moved.db"))
+    assert_error(proxy.request("GET", "/healthz"), 503, "storage_unavailable")
+    service.kill()
+    assert_error(proxy.request("GET", "/healthz"), 503, "service_unavailable")
+
+
+def test_clients_that_stall_do_not_stop_others(proxy: Proxy) -> None:
+    half = b"POST /v1/pets HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nhalf"
+    with ExitStack() as stack:
+        for _ in range(40):
+            connection = stack.enter_context(closing(proxy.connect()))
+            connection.connect()
+            connection.sock.sendall(half)
+        assert proxy.request("GET", "/healthz").status == 200
