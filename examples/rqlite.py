@@ -97,7 +97,10 @@ class RqliteStore(storage.Store):
         result = self._send(statement)
         if result.get("error") == "no such table: pets":
             result = self._send(
-                [storage.CREATE_TABLE], [storage.CREATE_INDEX], statement
+                [storage.CREATE_TABLE],
+                [storage.CREATE_INDEX],
+                [f"PRAGMA user_version = {storage.SCHEMA_VERSION}"],
+                statement,
             )
         if "error" in result:
             raise StorageUnavailable(result["error"])
