@@ -141,12 +141,16 @@ class Store(ABC):
 class PetStore(Store):
     """The pets in an SQLite file, or in memory if the path is `:memory:`.
 
-    If the disk is full or reports an error, `add` may raise after it stored the pet. An
-    `add` that returns at the moment of the error may lose its pet.
+    Two promises of `Store` have an exception. It needs a loss of power, or a disk that
+    is full or fails:
 
-    A client may see a pet before it is on the disk. If power is lost then, or the disk
-    reports an error, the pet may be gone, and a new pet may get its id. A client that
-    has followed the pages beyond this id misses the new pet.
+    - "If `add` raises an exception, the pet is not stored": if the disk is full or
+      reports an error, it may be stored. An `add` that returns at the moment of the
+      error may lose its pet.
+    - "Ids grow, and none is used again": a list may show a pet before it is on the
+      disk. If power is lost then, or the disk reports an error, the pet may be gone,
+      and a new pet may get its id. A client that has followed the pages beyond this id
+      misses the new pet.
     """
 
     def __init__(self, path: str) -> None:
@@ -156,7 +160,8 @@ class PetStore(Store):
         """
         self._database = Database(path)
         # Call `close()` last. If nobody does, Python does, when the program ends or
-        # nothing refers to this store. (finalize must not get a method of the store.)
+        # nothing refers to this store. (A method of the store would refer to it for
+        # ever, so finalize gets one of the database.)
         self.close = weakref.finalize(self, self._database.close)
 
     def list_page(
@@ -165,10 +170,7 @@ class PetStore(Store):
         """Return a page as a JSON array, and its last id if another page follows."""
         sql = SELECT_PAGE if status is None else SELECT_PAGE_OF_STATUS
         values = {"limit": limit, "status": status, "after": after}
-        rows = self._database.read(sql, values)
-        page = rows[:limit]
-        last_id = page[-1][0] if len(rows) > limit else None
-        return "[" + ",\n".join([pet for _, pet in page]) + "]", last_id
+        return to_page(self._database.read(sql, values), limit)
 
     def add(self, *, name: str, category_id: int, status: str) -> tuple[int, str]:
         """Store a pet on the disk, and return its id and its JSON."""
@@ -182,8 +184,16 @@ class PetStore(Store):
         return rows[0][0] if rows else None
 
     def check(self) -> None:
-        """Raise StorageUnavailable if SQLite cannot answer a query."""
+        """Raise StorageUnavailable if a query fails, or if every write would."""
         self._database.read(READ_PROBE, {})
+        self._database.check_wal()
+
+
+def to_page(rows: Rows, limit: int) -> tuple[str, int | None]:
+    """Return rows of SELECT_PAGE as Store.list_page does."""
+    page = rows[:limit]
+    last_id = page[-1][0] if len(rows) > limit else None
+    return "[" + ",\n".join([pet for _, pet in page]) + "]", last_id
 
 
 def main_code(error: sqlite3.Error) -> int:
@@ -202,7 +212,7 @@ def translated_errors(path: str, default_hint: str | None = None) -> Iterator[No
     """
     try:
         yield  # The `with` block runs here (docs.python.org/3/library/contextlib.html).
-    except OSError as error:
+    except OSError as error:  # From `Wal`.
         raise StorageUnavailable(f"{path}: {error}") from error
     except sqlite3.Error as error:
         hint = HINTS.get(main_code(error), default_hint)
@@ -244,28 +254,75 @@ def prepare(connection: sqlite3.Connection, path: str) -> None:
         # Not possible inside of a transaction. The file stores this mode.
         connection.execute("PRAGMA journal_mode = WAL")
     except sqlite3.OperationalError as error:
-        # Another process that starts may be setting the mode now. Otherwise, there is
-        # no WAL, and `open_wal` raises.
+        # Another process that starts may be setting the mode now. If it is another
+        # program, there is no WAL, and each request is a 503.
         if main_code(error) != sqlite3.SQLITE_BUSY:
             raise
 
 
-def open_wal(connection: sqlite3.Connection, path: str) -> int:
-    """Open the WAL for `sync`, and return its descriptor, a number.
+class Wal:
+    """The WAL, opened to sync it.
 
-    The system reports an error of the disk only to descriptors that are open already.
-    So the WAL is opened before the first commit, and stays open.
+    A sync is for the file: it also waits for what SQLite has written to it. Any number
+    of threads may wait in `sync` at the same time. Linux then flushes the disk once for
+    all of them (group commit).
+
+    The system reports an error of the disk once to each descriptor that was open when
+    the error happened. So the WAL is opened before the first commit, and stays open.
     """
-    connection.execute(READ_PROBE).fetchall()  # The first read creates the WAL.
-    # Windows syncs only what is open for writing.
-    flags = os.O_RDWR if os.name == "nt" else os.O_RDONLY
-    return os.open(os.path.realpath(path) + "-wal", flags)
+
+    def __init__(self, path: str) -> None:
+        """Open the WAL. Raise OSError if it cannot be opened."""
+        self._path = path
+        # Windows syncs only what is open for writing.
+        flags = os.O_RDWR if os.name == "nt" else os.O_RDONLY
+        self._descriptor = os.open(path, flags)
+        self._error: OSError | None = None
+
+    def sync(self) -> None:
+        """Wait until the WAL is on the disk, or raise as `check` does."""
+        try:
+            # macOS and Windows have no fdatasync.
+            getattr(os, "fdatasync", os.fsync)(self._descriptor)
+        except OSError as error:
+            self._error = error
+        # All threads use this descriptor, but only one of them gets the error.
+        self.check()
+
+    def check(self) -> None:
+        """Raise StorageUnavailable if a sync has failed since the WAL was opened.
+
+        The WAL on the disk may have a gap then. After a loss of power, SQLite ignores
+        every commit after the gap.
+        """
+        if self._error is not None:
+            raise StorageUnavailable(
+                f"{self._path}: a sync has failed ({self._error}); check the disk, and "
+                "restart the service"
+            )
+
+    def has_failed(self) -> bool:
+        """Return whether a sync has failed."""
+        return self._error is not None
+
+    def close(self) -> None:
+        """Close the WAL."""
+        os.close(self._descriptor)
 
 
-def sync(descriptor: int) -> None:
-    """Wait until the file is on the disk, no matter who wrote to it."""
-    # macOS and Windows have no fdatasync.
-    getattr(os, "fdatasync", os.fsync)(descriptor)
+def file_at(path: str) -> list[tuple[int, int]]:
+    """Return the device and inode of the file at a path, and of the path itself.
+
+    They stay the same if the file is moved. If the path is a symbolic link, the second
+    pair is that of the link. The list is empty if no file is there, or in memory.
+    """
+    if path == IN_MEMORY:
+        return []
+    try:
+        target, link = os.stat(path), os.lstat(path)
+    except OSError:
+        return []
+    return [(target.st_dev, target.st_ino), (link.st_dev, link.st_ino)]
 
 
 class Database:
@@ -273,7 +330,7 @@ class Database:
 
     A thread uses the connection only while it has the lock. It releases the lock before
     it waits for the disk or for another program, so the others go on. (Except in a
-    checkpoint: about every 4 MB of the WAL, SQLite syncs both files during a commit.)
+    checkpoint: about every 4 MB of the WAL, a commit syncs both files, and all wait.)
     """
 
     def __init__(self, path: str) -> None:
@@ -286,14 +343,14 @@ class Database:
         not_a_store = "it is not a pet store; choose another file"
         with (
             translated_errors(self._path, not_a_store),
+            # Closed at once: `_get_connection` says why.
             closing(connect(self._path, BUSY_TIMEOUT)) as connection,
         ):
             prepare(connection, self._path)
-        self._file_at_startup = self._file_at_path()
+        self._file_at_startup = file_at(self._path)
         self._lock = Lock()
         self._connection: sqlite3.Connection | None = None
-        self._wal: int | None = None
-        self._sync_error: OSError | None = None
+        self._wal: Wal | None = None  # In memory, it stays None.
 
     def read(self, sql: str, values: Values) -> Rows:
         """Return the rows of a query."""
@@ -301,16 +358,18 @@ class Database:
             return self._execute(sql, values)
 
     def write(self, sql: str, values: Values) -> Rows:
-        """Return the rows of a statement once its changes are on the disk.
-
-        Each thread syncs for itself, without the lock. On Linux, several syncs at the
-        same time share one flush of the disk (group commit).
-        """
+        """Return the rows of a statement once its changes are on the disk."""
+        self.check_wal()  # Otherwise, a pet would be stored, and then refused.
         with translated_errors(self._path):
-            self._require_no_sync_error()
             rows = self._execute(sql, values)
-            self._wait_for_disk()
+            if wal := self._wal:
+                wal.sync()  # Without the lock.
         return rows
+
+    def check_wal(self) -> None:
+        """Raise StorageUnavailable if a sync of the WAL has failed."""
+        if wal := self._wal:
+            wal.check()
 
     def _execute(self, sql: str, values: Values) -> Rows:
         """Execute a statement, commit it, and return its rows.
@@ -324,8 +383,8 @@ class Database:
                 with self._lock:
                     self._require_same_file()
                     connection = self._get_connection()
-                    # fetchall commits, at its end. One expression: a cursor that is
-                    # left over would commit after the lock is released.
+                    # A statement commits when its last row is fetched. So fetch all
+                    # rows here: later, this thread no longer has the lock.
                     return connection.execute(sql, values).fetchall()
             except sqlite3.OperationalError as error:
                 # Busy: the statement has changed nothing, so it may be repeated.
@@ -333,6 +392,18 @@ class Database:
                 if not is_busy or time.monotonic() > deadline:
                     raise
             time.sleep(0.01)
+
+    def _require_same_file(self) -> None:
+        """Raise StorageUnavailable if another file or none is at the path.
+
+        SQLite finds the WAL by its name. If somebody replaces `pets.db`, SQLite would
+        copy the WAL of the old file into the new file.
+        """
+        if file_at(self._path) != self._file_at_startup:
+            raise StorageUnavailable(
+                f"{self._path}: the file was moved, removed or replaced; put it back, "
+                "or restart the service, which uses or creates the file at this path"
+            )
 
     def _get_connection(self) -> sqlite3.Connection:
         """Return the connection. Open it, and the WAL, at the first use.
@@ -346,75 +417,33 @@ class Database:
                 # In memory, each connection has a new database. Prepare this one, too.
                 prepare(connection, self._path)
             self._connection = connection
+        # A step of its own: if it fails, the next statement tries again.
         if self._wal is None and self._path != IN_MEMORY:
-            # NORMAL: a commit does not sync the WAL. `write` does, without the lock.
+            # By default (FULL), SQLite syncs the WAL in each commit, while this thread
+            # has the lock. With NORMAL, it does not: `write` does, without the lock.
             self._connection.execute("PRAGMA synchronous = NORMAL")
-            self._wal = open_wal(self._connection, self._path)
+            self._connection.execute(READ_PROBE).fetchall()  # This creates the WAL.
+            # If the path is a symbolic link, the WAL is beside the file itself.
+            self._wal = Wal(os.path.realpath(self._path) + "-wal")
         return self._connection
 
-    def _wait_for_disk(self) -> None:
-        """Sync the WAL. Raise StorageUnavailable if this or an earlier sync failed."""
-        wal = self._wal
-        if wal is None:  # In memory, or closed.
-            return
-        try:
-            sync(wal)
-        except OSError as error:
-            self._sync_error = error
-        # The system reports an error to one sync only, perhaps of another thread.
-        self._require_no_sync_error()
-
-    def _require_no_sync_error(self) -> None:
-        """Raise StorageUnavailable if a sync has failed since the service started.
-
-        The WAL on the disk may have a gap then. After a loss of power, SQLite ignores
-        every commit after the gap.
-        """
-        if self._sync_error is not None:
-            raise StorageUnavailable(
-                f"{self._path}: a sync of the WAL has failed ({self._sync_error}); "
-                "check the disk, and restart the service"
-            )
-
     def close(self) -> None:
-        """Copy the WAL into the file, and close the connection and the WAL.
+        """Copy the WAL into the file, and close the WAL and the connection.
 
-        SQLite itself copies the WAL at the end only if the file was not moved. After a
-        sync that failed, leave the WAL: the next start checks each part of it.
+        SQLite itself copies the WAL at the end only if the file was not moved.
         """
         with self._lock:
-            if self._connection is None or self._sync_error is not None:
+            if self._connection is None:
                 return
-            with suppress(sqlite3.Error):
-                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            if self._wal is not None:
-                os.close(self._wal)  # First: Windows deletes no file that is open.
+            wal = self._wal
+            # SQLite tries to copy the WAL when it closes. It syncs the WAL first: after
+            # a sync that failed, it gets the error as well, and gives up. A checkpoint
+            # before that would use the error up, and SQLite would copy what has a gap.
+            if wal and not wal.has_failed():
+                with suppress(sqlite3.Error):
+                    self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                 self._wal = None
+            if wal:
+                wal.close()  # First: SQLite removes the WAL, and Windows no open file.
             self._connection.close()
             self._connection = None
-
-    def _require_same_file(self) -> None:
-        """Raise StorageUnavailable if another file or none is at the path.
-
-        SQLite finds the WAL by its name. If somebody replaces `pets.db`, SQLite would
-        copy the WAL of the old file into the new file.
-        """
-        if self._file_at_path() != self._file_at_startup:
-            raise StorageUnavailable(
-                f"{self._path}: the file was moved, removed or replaced; put it back, "
-                "or restart the service, which uses or creates the file at this path"
-            )
-
-    def _file_at_path(self) -> list[tuple[int, int]]:
-        """Return the device and inode of the file, and of the path itself.
-
-        These two numbers identify a file, also after it was moved. Only the second pair
-        differs after `mv pets.db moved.db; ln -s moved.db pets.db`.
-        """
-        if self._path == IN_MEMORY:
-            return []
-        try:
-            target, link = os.stat(self._path), os.lstat(self._path)
-        except OSError:
-            return []
-        return [(target.st_dev, target.st_ino), (link.st_dev, link.st_ino)]

@@ -34,6 +34,14 @@ from storage import StorageUnavailable
 CONNECT_TIMEOUT = 1.0
 ANSWER_TIMEOUT = 3.0
 
+# The name comes in hexadecimal digits, because rqlite 8.31 and newer read a text like
+# x'41' as a BLOB.
+INSERT_PET = f"""
+    INSERT INTO pets (name, category_id, status)
+    VALUES (CAST(unhex(:name) AS TEXT), :category_id, :status)
+    RETURNING id, {storage.PET_JSON}
+"""
+
 HEADERS = {
     "Content-Type": "application/json",
     # The node closes the connection. If this program did, its port would be blocked
@@ -67,19 +75,14 @@ class RqliteStore(storage.Store):
         """Return a page as a JSON array, and its last id if another page follows."""
         sql = storage.SELECT_PAGE if status is None else storage.SELECT_PAGE_OF_STATUS
         rows = self._execute(sql, limit=limit, status=status, after=after)
-        page = rows[:limit]
-        last_id = page[-1][0] if len(rows) > limit else None
-        return "[" + ",\n".join([pet for _, pet in page]) + "]", last_id
+        return storage.to_page(rows, limit)
 
     def add(self, *, name: str, category_id: int, status: str) -> tuple[int, str]:
         """Store a pet, and return its id and its JSON."""
-        # The name is sent in hexadecimal digits, because rqlite 8.31 and newer read a
-        # text like x'41' as a BLOB.
-        sql = storage.INSERT_PET.replace(":name", "CAST(unhex(:name) AS TEXT)")
-        rows = self._execute(
-            sql, name=name.encode().hex(), category_id=category_id, status=status
+        digits = name.encode().hex()
+        [(pet_id, pet)] = self._execute(
+            INSERT_PET, name=digits, category_id=category_id, status=status
         )
-        pet_id, pet = rows[0]
         return pet_id, pet
 
     def get(self, pet_id: int) -> str | None:
