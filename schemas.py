@@ -100,7 +100,7 @@ def parse_body(schema: Schema) -> dict[str, Any]:
     if len(body) < (request.content_length or 0):
         raise malformed("is shorter than its Content-Length")
     try:
-        members = json.loads(body, parse_float=parse_float)
+        members = json.loads(body, parse_float=parse_number, parse_int=parse_number)
     except UnicodeDecodeError as error:
         raise malformed("is not UTF-8") from error
     except (ValueError, RecursionError) as error:
@@ -117,13 +117,17 @@ def malformed(reason: str) -> ServiceError:
     )
 
 
-def parse_float(text: str) -> int | float:
-    """Return 1.5 as a float, but 1.0 and 1e3 as integers. json.loads calls this."""
+def parse_number(text: str) -> int | float:
+    """Return 1, 1.0 and 1e0 as integers, but 1.5 as a float. json.loads calls this.
+
+    A number beyond 64 bits may become a float, which no field accepts.
+    """
     try:
         number = Decimal(text)  # Exact. As a float, 1e-400 would be 0, an integer.
     except InvalidOperation:  # The exponent has more than 18 digits.
         return float(text)
-    # The range comes first: 1e999999 would become an int of a million digits.
+    # The range comes first: 1e999999 would become an int of a million digits, and int
+    # refuses a text of more than 4,300 digits.
     if abs(float(text)) <= 2**63 and number == number.to_integral_value():
         return int(number)
     return float(text)

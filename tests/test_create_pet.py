@@ -98,17 +98,17 @@ def test_every_invalid_member_is_named(
 @pytest.mark.parametrize(
     "value",
     ['"1"', "true", "1.5", "[]", "NaN", "1e999", "1e19", "9223372036854775808.0"]
-    # A float would round the first three to integers. The last two have exponents that
-    # Decimal cannot have, or that an int must not have.
+    # A float would round the first three to integers. The next two have exponents that
+    # Decimal cannot have, or that an int must not have. int cannot read the last one.
     + ["4503599627370496.5", "1e-400", "0.99999999999999999999"]
-    + ["1e99999999999999999999", "1e999999"],
+    + ["1e99999999999999999999", "1e999999", "9" * 5000],
 )
 def test_any_other_category_id_is_refused(client: FlaskClient, value: str) -> None:
     response = post(client, '{"name": "Rex", "categoryId": ' + value + "}")
     assert assert_error(response, 400, "invalid_body") == NOT_INT64
 
 
-@pytest.mark.parametrize("body", ["[]", "null", "1", '"Rex"'])
+@pytest.mark.parametrize("body", ["[]", "null", "1", '"Rex"', "9" * 5000])
 def test_a_body_has_to_be_an_object(client: FlaskClient, body: str) -> None:
     assert (
         assert_error(post(client, body), 400, "invalid_body") == "Send a JSON object."
@@ -118,7 +118,8 @@ def test_a_body_has_to_be_an_object(client: FlaskClient, body: str) -> None:
 def test_unknown_members_are_ignored_and_the_last_of_a_repeated_one_counts(
     client: FlaskClient,
 ) -> None:
-    body = '{"id": 7, "x": 1e999, "name": 1, "name": "Tom", "categoryId": 2}'
+    ignored = f'"id": 7, "x": 1e999, "y": {"9" * 5000}, "name": 1'
+    body = "{" + ignored + ', "name": "Tom", "categoryId": 2}'
     pet = {"id": 1, "name": "Tom", "categoryId": 2, "status": "available"}
     assert post(client, body).get_json() == pet
 
@@ -126,8 +127,8 @@ def test_unknown_members_are_ignored_and_the_last_of_a_repeated_one_counts(
 @pytest.mark.parametrize(
     "body",
     [" ", "Rex", REX[:-1], REX + "}"]
-    # Nested too deeply, and an integer with too many digits for Python.
-    + ["[" * 60_000, '{"a":' * 10_000, "9" * 5000],
+    # Nested too deeply.
+    + ["[" * 60_000, '{"a":' * 10_000],
 )
 def test_a_malformed_body_is_refused_with_the_reason(
     client: FlaskClient, body: str
