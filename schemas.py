@@ -18,7 +18,7 @@ from werkzeug.exceptions import RequestEntityTooLarge
 from errors import ServiceError
 
 MAX_INT64 = 2**63 - 1
-is_status = validate.OneOf(("available", "pending", "sold"))
+STATUSES = ("available", "pending", "sold")
 # A lone surrogate is one half of a character in UTF-16: "\ud83d" without "\udc08".
 # json.loads accepts it, but UTF-8 cannot encode it.
 has_no_lone_surrogate = validate.Regexp(
@@ -31,10 +31,12 @@ def error_messages(wrong: str) -> dict[str, Any]:
     return {"required": "Required.", "null": wrong, "invalid": wrong}
 
 
-def string(**options: Any) -> fields.String:
-    """Return a field for a string."""
-    messages = error_messages("Must be a string.")
-    return fields.String(error_messages=messages, **options)
+def pet_status(**options: Any) -> fields.String:
+    """Return a field for the contract's PetStatus."""
+    wrong = f"Must be one of: {', '.join(STATUSES)}."
+    rule = validate.OneOf(STATUSES, error=wrong)
+    messages = error_messages(wrong)
+    return fields.String(validate=rule, error_messages=messages, **options)
 
 
 def integer(minimum: int, maximum: int, **options: Any) -> fields.Integer:
@@ -49,19 +51,23 @@ class ListQuery(Schema):
     """The query parameters of listPets."""
 
     limit = integer(1, 100, load_default=20)
-    status = string(load_default=None, validate=is_status)
+    status = pet_status(load_default=None)
     after = integer(0, MAX_INT64, load_default=0)
 
 
 class NewPet(Schema):
     """The contract's NewPet. `load` returns `category_id` for `categoryId`."""
 
-    name = string(required=True, validate=has_no_lone_surrogate)
+    name = fields.String(
+        required=True,
+        validate=has_no_lone_surrogate,
+        error_messages=error_messages("Must be a string."),
+    )
     # Without strict, "1" and 1.5 would become 1.
     category_id = integer(
         -MAX_INT64 - 1, MAX_INT64, data_key="categoryId", required=True, strict=True
     )
-    status = string(load_default="available", validate=is_status)
+    status = pet_status(load_default="available")
 
 
 # EXCLUDE: ignore unknown query parameters and members.

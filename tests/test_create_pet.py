@@ -64,6 +64,8 @@ NOT_INT64 = (
     "categoryId: Must be an integer from -9223372036854775808 to 9223372036854775807."
 )
 
+NOT_A_STATUS = "status: Must be one of: available, pending, sold."
+
 
 @pytest.mark.parametrize(
     ("members", "message"),
@@ -79,11 +81,9 @@ NOT_INT64 = (
         ('"name": "Rex", "categoryId": null', NOT_INT64),
         ('"name": "Rex", "categoryId": 9223372036854775808', NOT_INT64),
         ('"name": "Rex", "categoryId": -9223372036854775809', NOT_INT64),
-        (
-            '"name": "Rex", "categoryId": 1, "status": ""',
-            "status: Must be one of: available, pending, sold.",
-        ),
-        ('"name": "Rex", "categoryId": 1, "status": 7', "status: Must be a string."),
+        ('"name": "Rex", "categoryId": 1, "status": ""', NOT_A_STATUS),
+        ('"name": "Rex", "categoryId": 1, "status": 7', NOT_A_STATUS),
+        ('"name": "Rex", "categoryId": 1, "status": null', NOT_A_STATUS),
         ('"name": 7', "name: Must be a string. categoryId: Required."),
     ],
 )
