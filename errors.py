@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from flask import current_app, request, url_for
 from werkzeug import Response
-from werkzeug.exceptions import HTTPException
+from werkzeug.exceptions import HTTPException, NotFound
 
 
 class ServiceError(HTTPException):
@@ -40,7 +40,7 @@ def error_response(error: HTTPException) -> Response:
     if isinstance(error, ServiceError):
         error_code = error.error_code
         response.headers.update(error.headers)
-    elif response.status_code == 404:
+    elif error.description == NotFound.description:  # Not that of abort(404, text).
         document = url_for("public.getOpenapi")
         message = f"Nothing is at this path. See {document} for the paths."
     elif response.status_code == 405:

@@ -74,6 +74,15 @@ def test_an_unknown_path_is_not_found(client: FlaskClient) -> None:
         assert message == f"Nothing is at this path. See {document} for the paths."
 
 
+def test_a_404_of_a_view_keeps_its_text(client: FlaskClient) -> None:
+    def view() -> str:
+        abort(404, "No such category.")
+
+    client.application.add_url_rule("/x", view_func=view)
+    message = assert_error(client.get("/x"), 404, "not_found")
+    assert message == "No such category."
+
+
 def test_the_limit_of_the_body_is_a_setting(client: FlaskClient) -> None:
     client.application.config["MAX_CONTENT_LENGTH"] = 10
     message = assert_error(post_pet(client), 413, "body_too_large")
