@@ -46,8 +46,7 @@ PAGE = Path(__file__).with_name("index.html").read_text("utf-8")
 OPENAPI = json.loads(Path(__file__).with_name("openapi.json").read_bytes())
 
 # index.html loads nothing from other hosts, and sends requests to this service only.
-# The browser runs the script with this hash, and no other. Before it computes a hash,
-# it turns \r\n into \n, as read_text does.
+# The browser runs the script with this hash, and no other.
 # https://developer.mozilla.org/docs/Web/HTTP/Guides/CSP
 SCRIPT = PAGE.partition("<script>")[2].partition("</script>")[0]
 SCRIPT_HASH = b64encode(sha256(SCRIPT.encode()).digest()).decode()
