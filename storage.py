@@ -21,7 +21,8 @@ from typing import Any
 # The user_version of the file, a number that SQLite leaves to the application.
 SCHEMA_VERSION = 1
 # AUTOINCREMENT: the id of a deleted pet is never used again. STRICT: SQLite refuses a
-# value of another type. IF NOT EXISTS is for examples/rqlite.py.
+# value of another type. IF NOT EXISTS: in examples/rqlite.py, two processes may create
+# the table at the same time.
 CREATE_TABLE = """
     CREATE TABLE IF NOT EXISTS pets (
         id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -58,8 +59,8 @@ SELECT_PAGE_OF_STATUS = f"""
 """
 # A probe tests whether the table can be used. This one fails if it cannot be read.
 READ_PROBE = "SELECT id FROM pets LIMIT 1"
-# This one adds no pet (WHERE false). It fails if the file is read-only or the table has
-# other columns: INSERT without names needs a value for each column.
+# This one adds no pet (WHERE false). It fails if the file is read-only, or if the table
+# has more columns or others: INSERT without names needs a value for each column.
 WRITE_PROBE = """
     INSERT INTO pets SELECT id, name, category_id, status FROM pets WHERE false
 """
@@ -141,16 +142,14 @@ class Store(ABC):
 class PetStore(Store):
     """The pets in an SQLite file, or in memory if the path is `:memory:`.
 
-    Two promises of `Store` have an exception. It needs a loss of power, or a disk that
-    is full or fails:
+    Two promises of `Store` may not hold if power is lost, or if the disk is full or
+    fails:
 
-    - "If `add` raises an exception, the pet is not stored": if the disk is full or
-      reports an error, it may be stored. An `add` that returns at the moment of the
-      error may lose its pet.
+    - "If `add` raises an exception, the pet is not stored": the pet may be stored. And
+      an `add` that returns at the moment of the error may lose its pet.
     - "Ids grow, and none is used again": a list may show a pet before it is on the
-      disk. If power is lost then, or the disk reports an error, the pet may be gone,
-      and a new pet may get its id. A client that has followed the pages beyond this id
-      misses the new pet.
+      disk. If the pet is lost then, a new pet may get its id. A client that has
+      followed the pages beyond this id misses the new pet.
     """
 
     def __init__(self, path: str) -> None:
@@ -184,7 +183,7 @@ class PetStore(Store):
         return rows[0][0] if rows else None
 
     def check(self) -> None:
-        """Raise StorageUnavailable if a query fails, or if every write would."""
+        """Raise StorageUnavailable if a query fails, or if a sync has failed."""
         self._database.read(READ_PROBE, {})
         self._database.check_wal()
 
@@ -212,7 +211,7 @@ def translated_errors(path: str, default_hint: str | None = None) -> Iterator[No
     """
     try:
         yield  # The `with` block runs here (docs.python.org/3/library/contextlib.html).
-    except OSError as error:  # From `Wal`.
+    except OSError as error:  # `Wal` cannot open the file.
         raise StorageUnavailable(f"{path}: {error}") from error
     except sqlite3.Error as error:
         hint = HINTS.get(main_code(error), default_hint)
@@ -254,8 +253,8 @@ def prepare(connection: sqlite3.Connection, path: str) -> None:
         # Not possible inside of a transaction. The file stores this mode.
         connection.execute("PRAGMA journal_mode = WAL")
     except sqlite3.OperationalError as error:
-        # Another process that starts may be setting the mode now. If it is another
-        # program, there is no WAL, and each request is a 503.
+        # Another process of the service may be setting the mode now. If it is another
+        # program, there is no WAL, and `Wal` raises for each request.
         if main_code(error) != sqlite3.SQLITE_BUSY:
             raise
 
@@ -263,12 +262,12 @@ def prepare(connection: sqlite3.Connection, path: str) -> None:
 class Wal:
     """The WAL, opened to sync it.
 
-    A sync is for the file: it also waits for what SQLite has written to it. Any number
-    of threads may wait in `sync` at the same time. Linux then flushes the disk once for
-    all of them (group commit).
+    A sync waits for all that was written to the file, also by SQLite through its own
+    descriptor (the number of an open file). Any number of threads may wait in `sync` at
+    the same time. Linux then flushes the disk once for all of them (group commit).
 
-    The system reports an error of the disk once to each descriptor that was open when
-    the error happened. So the WAL is opened before the first commit, and stays open.
+    If the disk reports an error, the system tells each descriptor once, but only those
+    that were open then. So the WAL is opened before the first commit, and stays open.
     """
 
     def __init__(self, path: str) -> None:
@@ -286,16 +285,16 @@ class Wal:
             getattr(os, "fdatasync", os.fsync)(self._descriptor)
         except OSError as error:
             self._error = error
-        # All threads use this descriptor, but only one of them gets the error.
+        # All threads use this descriptor, and only one of them gets the error.
         self.check()
 
     def check(self) -> None:
         """Raise StorageUnavailable if a sync has failed since the WAL was opened.
 
-        The WAL on the disk may have a gap then. After a loss of power, SQLite ignores
-        every commit after the gap.
+        Then a commit may be missing in the WAL on the disk. After a loss of power,
+        SQLite would ignore every later commit as well.
         """
-        if self._error is not None:
+        if self.has_failed():
             raise StorageUnavailable(
                 f"{self._path}: a sync has failed ({self._error}); check the disk, and "
                 "restart the service"
@@ -313,11 +312,12 @@ class Wal:
 def file_at(path: str) -> list[tuple[int, int]]:
     """Return the device and inode of the file at a path, and of the path itself.
 
-    They stay the same if the file is moved. If the path is a symbolic link, the second
-    pair is that of the link. The list is empty if no file is there, or in memory.
+    These pairs belong to the file: it keeps them when it is moved, and another file at
+    the path has others. If the path is a symbolic link, the second pair is that of the
+    link. The list is empty if no file is there.
     """
     if path == IN_MEMORY:
-        return []
+        return []  # There is no file, so the list stays the same.
     try:
         target, link = os.stat(path), os.lstat(path)
     except OSError:
@@ -359,11 +359,11 @@ class Database:
 
     def write(self, sql: str, values: Values) -> Rows:
         """Return the rows of a statement once its changes are on the disk."""
-        self.check_wal()  # Otherwise, a pet would be stored, and then refused.
+        self.check_wal()  # After a failed sync, do not even store the pet.
         with translated_errors(self._path):
             rows = self._execute(sql, values)
-            if wal := self._wal:
-                wal.sync()  # Without the lock.
+        if wal := self._wal:
+            wal.sync()  # Without the lock.
         return rows
 
     def check_wal(self) -> None:
@@ -387,7 +387,7 @@ class Database:
                     # rows here: later, this thread no longer has the lock.
                     return connection.execute(sql, values).fetchall()
             except sqlite3.OperationalError as error:
-                # Busy: the statement has changed nothing, so it may be repeated.
+                # Busy: SQLite has undone the statement, so it may be repeated.
                 is_busy = main_code(error) == sqlite3.SQLITE_BUSY
                 if not is_busy or time.monotonic() > deadline:
                     raise
@@ -430,20 +430,21 @@ class Database:
     def close(self) -> None:
         """Copy the WAL into the file, and close the WAL and the connection.
 
-        SQLite itself copies the WAL at the end only if the file was not moved.
+        SQLite itself copies the WAL, too, but only if the file was not moved. After a
+        sync that failed, it is the only one to try: it syncs the WAL before it copies,
+        and gives up if it gets the error. A first attempt here could use the error up.
         """
         with self._lock:
             if self._connection is None:
                 return
             wal = self._wal
-            # SQLite tries to copy the WAL when it closes. It syncs the WAL first: after
-            # a sync that failed, it gets the error as well, and gives up. A checkpoint
-            # before that would use the error up, and SQLite would copy what has a gap.
             if wal and not wal.has_failed():
-                with suppress(sqlite3.Error):
+                with suppress(sqlite3.Error):  # Then the next start reads the WAL.
                     self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                # A thread that still adds a pet opens the WAL again. After a sync that
+                # failed, it must not: `check_wal` needs this one.
                 self._wal = None
             if wal:
-                wal.close()  # First: SQLite removes the WAL, and Windows no open file.
+                wal.close()  # First: Windows does not let SQLite remove an open file.
             self._connection.close()
             self._connection = None
