@@ -38,6 +38,18 @@ def open_store(path: Path, name: str) -> PetStore:
     return store
 
 
+def create_other_store(path: Path) -> Path:
+    """Create a store with the pet Tom, close it, and return its path."""
+    open_store(path, "Tom").close()
+    assert not wal_of(path).exists()
+    return path
+
+
+def wal_of(database: Path) -> Path:
+    """Return the path of the WAL."""
+    return Path(f"{database}-wal")
+
+
 def assert_error(response: TestResponse, status: int, code: str) -> str:
     """Check that a response is an Error body, and return its message."""
     assert response.status_code == status
@@ -45,6 +57,12 @@ def assert_error(response: TestResponse, status: int, code: str) -> str:
     body = response.get_json()
     assert body == {"code": code, "message": body["message"], "status": status}
     return str(body["message"])
+
+
+def assert_unavailable(*responses: TestResponse) -> None:
+    """Check that each response says that the store cannot answer."""
+    for response in responses:
+        assert_error(response, 503, "storage_unavailable")
 
 
 def post_pet(client: FlaskClient, **members: Any) -> TestResponse:

@@ -1,0 +1,176 @@
+"""Locks, full and read-only disks, and damage: what fails, and what goes on."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from flask.testing import FlaskClient
+
+import storage
+from app import StartError
+from tests.helpers import (
+    add_pet,
+    all_pets,
+    assert_unavailable,
+    create_client,
+    create_other_store,
+    needs_linux,
+    other_program,
+    post_pet,
+    wal_of,
+)
+
+
+def test_reads_continue_and_writes_are_503_while_another_program_holds_the_lock(
+    file_client: FlaskClient, database: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pets = [add_pet(file_client)]
+    with ThreadPoolExecutor(32) as threads:
+        with other_program(database, "BEGIN IMMEDIATE"):
+            creates = [threads.submit(post_pet, file_client) for _ in range(32)]
+            lists = []
+            while not all(create.done() for create in creates):
+                lists.append(all_pets(file_client))
+        assert lists == [pets] * len(lists)
+        # One or two if they waited for the writes.
+        assert len(lists) > 10
+        assert_unavailable(*(create.result() for create in creates))
+    assert caplog.messages[-1].endswith("database is locked; another program uses it")
+    pets.append(add_pet(file_client))
+    assert all_pets(file_client) == pets
+
+
+def test_a_write_waits_until_another_program_releases_the_lock(
+    file_client: FlaskClient, database: Path
+) -> None:
+    with ThreadPoolExecutor(1) as thread, other_program(database, "BEGIN IMMEDIATE"):
+        create = thread.submit(add_pet, file_client)
+        for _ in range(20):
+            assert all_pets(file_client) == []
+    assert all_pets(file_client) == [create.result()]
+
+
+def test_nothing_is_stored_while_the_file_has_no_wal(
+    file_client: FlaskClient, database: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with other_program(database, "PRAGMA journal_mode = DELETE"):
+        pass
+    assert_unavailable(post_pet(file_client), file_client.get("/v1/pets"))
+    missing = f"No such file or directory: '{wal_of(database)}'"
+    assert caplog.messages[-1].endswith(missing)
+    with other_program(database, "PRAGMA journal_mode = WAL"):
+        assert all_pets(file_client) == []
+    assert add_pet(file_client) == all_pets(file_client)[0]
+
+
+@contextmanager
+def limited(name: str, limit: int) -> Iterator[None]:
+    """Set a limit of this process, such as RLIMIT_FSIZE, during a `with` block."""
+    import resource  # Windows has none.
+
+    kind = getattr(resource, name)
+    soft, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(kind, (soft, hard))
+
+
+@needs_linux
+def test_a_write_without_a_descriptor_is_503_and_later_writes_succeed(
+    tmp_path: Path,
+) -> None:
+    statuses = []
+    for spare in range(8):
+        client = create_client(tmp_path / f"{spare}.db")
+        next_descriptor = os.dup(0)
+        os.close(next_descriptor)
+        with limited("RLIMIT_NOFILE", next_descriptor + spare):
+            response = post_pet(client)
+        statuses.append(response.status_code)
+        pets = [response.get_json()] if response.status_code == 201 else []
+        assert all_pets(client) == pets
+        add_pet(client)
+    assert set(statuses) == {201, 503}
+
+
+@needs_linux
+def test_writes_are_503_while_the_disk_is_full(
+    file_client: FlaskClient, database: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pets = [add_pet(file_client)]
+    # No file can grow, as on a full disk.
+    with limited("RLIMIT_FSIZE", wal_of(database).stat().st_size):
+        assert_unavailable(post_pet(file_client, name="x" * 60_000))
+        assert all_pets(file_client) == pets
+    reason = "disk I/O error; the disk may be full or failing"
+    assert caplog.messages[-1].endswith(reason)
+    pets.append(add_pet(file_client))
+    assert all_pets(file_client) == pets
+
+
+@pytest.fixture
+def folder_of_nobody() -> Iterator[Path]:
+    """Return a folder, and run the test as nobody: root may write to any file."""
+    is_root = os.geteuid() == 0
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o777)
+        if is_root:
+            os.seteuid(65_534)
+        try:
+            yield Path(name)
+        finally:
+            if is_root:
+                os.seteuid(0)
+
+
+@needs_linux
+def test_a_read_only_file_is_503_and_refused_at_startup(folder_of_nobody: Path) -> None:
+    database = folder_of_nobody / "pets.db"
+    client = create_client(database)
+    database.chmod(0o444)
+    assert_unavailable(post_pet(client))
+    assert all_pets(client) == []
+    with pytest.raises(StartError) as refusal:
+        create_client(database)
+    reason = f"attempt to write a readonly database; {storage.CHECK_ACCESS}."
+    assert str(refusal.value) == f"PETSTORE_DATABASE: {database}: {reason}"
+    for file in folder_of_nobody.iterdir():
+        file.chmod(0o644)
+    client = create_client(database)
+    assert add_pet(client) == all_pets(client)[0]
+
+
+@needs_linux
+def test_a_folder_that_this_user_may_not_write_to_is_refused(
+    folder_of_nobody: Path,
+) -> None:
+    database = folder_of_nobody / "folder" / "pets.db"
+    database.parent.mkdir()
+    create_client(database)
+    # Backups are in this mode.
+    with other_program(database, "PRAGMA journal_mode = DELETE"):
+        pass
+    database.parent.chmod(0o555)
+    with pytest.raises(StartError, match="this user must be allowed to write"):
+        create_client(database)
+    database.parent.chmod(0o755)
+
+
+def test_a_damaged_file_is_503_and_refused_at_startup(
+    database: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    create_other_store(database)
+    client = create_client(database)
+    # Page 1 has the schema, and the other pages have the pets.
+    content = database.read_bytes()
+    database.write_bytes(content[:4096] + b"\xff" * (len(content) - 4096))
+    assert_unavailable(client.get("/v1/pets"), post_pet(client))
+    assert caplog.messages[-1].endswith("is malformed; restore a backup")
+    with pytest.raises(StartError, match="is malformed; restore a backup"):
+        create_client(database)
