@@ -148,6 +148,7 @@ def serving(
     finally:
         if service.process.poll() is None:
             service.kill()
+        print(service.log())  # pytest shows this if the test fails.
 
 
 def add_pets_until_refused(

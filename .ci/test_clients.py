@@ -1,0 +1,35 @@
+"""Clients of the service: schemathesis, and the one in JavaScript."""
+
+import subprocess
+from pathlib import Path
+
+from tests.helpers import KEY, NEW_PET
+from tests.service import GUNICORN, ROOT, environment, run, serving
+from tests.test_readme import API, blocks
+
+
+def test_schemathesis_finds_no_response_that_the_document_lacks(database: Path) -> None:
+    # 0: no limit. By default, gunicorn refuses the longest queries.
+    with serving(database, [*GUNICORN, "--limit-request-line", "0"]) as service:
+        subprocess.run(
+            ["schemathesis", "run", "openapi.json", "--checks", "all", "--seed", "1"]
+            + ["--url", f"http://{service.address()}/v1", "--no-color"]
+            + ["--header", f"Authorization: Bearer {KEY}"]
+            + ["--max-examples", "300", "--generation-database", "none"],
+            cwd=ROOT,
+            env=environment(),
+            check=True,
+        )
+        assert "Traceback" not in service.log()
+
+
+def test_the_javascript_client_follows_every_page(database: Path) -> None:
+    [program] = blocks(API, "A client in JavaScript", "js")
+    with serving(database) as service:
+        for _ in range(21):
+            service.request("POST", "/v1/pets", NEW_PET)
+        program = program.replace("127.0.0.1:5000", service.address())
+        program = program.replace("demo-key", KEY)
+        listed = run("node", "--input-type=module", "--eval", program)
+    assert listed.stdout.splitlines() == [f"{number} Rex" for number in range(1, 22)]
+    assert (listed.returncode, listed.stderr) == (0, "")

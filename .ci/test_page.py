@@ -1,0 +1,466 @@
+"""The page at / in Chromium: what a person does and sees there.
+
+Each test has a service, a database and a browser context of its own.
+"""
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import Locator, Page, Route, expect
+
+from tests.helpers import KEY, NEW_PET
+from tests.service import FLASK, GUNICORN, Service, serving
+
+MAX_INT64 = 2**63 - 1
+MARKUP = "<img src=x onerror='document.title = 1'><script>alert(1)</script>"
+SHELL_CHARACTERS = """It's "$HOME" `id` \\ !! <API_KEY> é"""
+# In browsers from before 2023 to 2025, the reviver gets no context.
+NO_SOURCE_TEXT = """
+    const parse = JSON.parse;
+    JSON.parse = (text, reviver) =>
+        parse(text, reviver && ((name, value) => reviver(name, value)));
+"""
+# Return the elements that scroll sideways, or are wider than the phone.
+TOO_WIDE = """
+    (elements) => elements
+        .filter((element) => element.scrollWidth > Math.min(element.clientWidth, 380))
+        .map((element) => element.outerHTML)
+"""
+
+# pytest 9.2 warns of the fixture base_url of pytest-playwright 0.10.0.
+pytestmark = pytest.mark.filterwarnings("ignore:Session-scoped fixtures")
+on_a_phone = pytest.mark.browser_context_args(
+    viewport={"width": 380, "height": 800}, is_mobile=True
+)
+
+
+@pytest.fixture(scope="session")
+def browser_type_launch_args(
+    browser_type_launch_args: dict[str, Any],
+) -> dict[str, Any]:
+    """Use Debian's Chromium.
+
+    Playwright's own switches let root start it, and keep it from asking other hosts.
+    """
+    return {**browser_type_launch_args, "executable_path": "/usr/bin/chromium"}
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    """Run the service under gunicorn. It has no pets yet."""
+    with serving(tmp_path / "pets.db") as service:
+        yield service
+
+
+@pytest.fixture
+def page(page: Page, service: Service) -> Iterator[Page]:
+    """Open the page, and enter the key. Check at the end what holds in every test."""
+    page.goto(f"http://{service.address()}/")
+    page.get_by_label("API key").fill(KEY)
+    yield page
+    assert page.page_errors(filter="all") == []
+    for message in page.console_messages(filter="all"):
+        # Chromium reports each request that is refused or not answered.
+        assert message.text.startswith("Failed to load resource: "), message.text
+    for request in page.requests():
+        assert urlsplit(request.url).hostname == "127.0.0.1"
+        assert KEY not in request.url
+    assert KEY not in page.content()
+    assert page.context.storage_state(indexed_db=True) == {"cookies": [], "origins": []}
+    assert page.evaluate("sessionStorage.length") == 0
+
+
+def button(page: Page, name: str) -> Locator:
+    return page.get_by_role("button", name=name)
+
+
+def region(page: Page, name: str) -> Locator:
+    return page.get_by_role("region", name=name)
+
+
+def press_list(page: Page, limit: str = "20") -> None:
+    """Fill in the limit, and press List."""
+    page.get_by_label("Limit").fill(limit)
+    button(page, "List").click()
+
+
+def press_add(page: Page, name: str, category_id: str = "1") -> None:
+    """Fill in the new pet, and press Add."""
+    page.get_by_label("Name").fill(name)
+    page.get_by_label("Category id").fill(category_id)
+    button(page, "Add").click()
+
+
+def expect_outcome(page: Page, section: str, text: str | re.Pattern[str]) -> None:
+    """Wait for the outcome in a section, and expect it to be in sight."""
+    outcome = region(page, section).get_by_role("status")
+    expect(outcome).to_have_text(text)
+    expect(outcome).to_be_in_viewport(ratio=1)
+
+
+def expect_outcomes(page: Page, text: str | re.Pattern[str]) -> None:
+    """Press List and Add, and wait for the same outcome of both."""
+    press_list(page)
+    expect_outcome(page, "Pets", text)
+    press_add(page, "Rex")
+    expect_outcome(page, "Add a pet", text)
+
+
+def expect_ids(page: Page, *ids: int) -> None:
+    """Wait until the table has the pets with these ids."""
+    expect(page.locator("td:first-child")).to_have_text([f"{id}" for id in ids])
+
+
+def sent_methods(page: Page) -> list[str]:
+    """Return the methods of the requests that the script has sent."""
+    requests = page.requests()
+    return [request.method for request in requests if request.resource_type == "fetch"]
+
+
+def add_pets(service: Service, count: int) -> None:
+    """Add pets without the page."""
+    for _ in range(count):
+        assert service.request("POST", "/v1/pets", NEW_PET).status == 201
+
+
+def run_curl_line(page: Page) -> str:
+    """Run the curl line in a shell with the key, and return the body."""
+    line = page.get_by_role("group", name="Request").inner_text()
+    command = f"{line.replace('<API_KEY>', KEY, 1)} --silent"
+    output = subprocess.check_output(["bash", "-c", command], text=True, timeout=10)
+    return output.partition("\n\n")[2]
+
+
+@pytest.mark.parametrize(
+    ("command", "prefix"), [(GUNICORN, ""), (FLASK, ""), (GUNICORN, "/store")]
+)
+def test_both_servers_and_a_prefix_serve_the_page(
+    page: Page, tmp_path: Path, command: list[str], prefix: str
+) -> None:
+    with serving(tmp_path / "other.db", command, SCRIPT_NAME=prefix) as service:
+        page.goto(f"http://{service.address()}{prefix}/")
+        page.get_by_label("API key").fill(KEY)
+        for name, pet_id in ("Rex", 1), ("Tom", 2):
+            press_add(page, name)
+            expect_outcome(page, "Add a pet", f"Added {name} with id {pet_id}.")
+        location = f"location: {prefix}/v1/pets/2"
+        expect(region(page, "Last request")).to_contain_text(location)
+        press_list(page, limit="1")
+        expect_ids(page, 1)
+        button(page, "Next page").click()
+        expect_ids(page, 2)
+        with page.expect_popup() as popup:
+            page.get_by_role("link").click()
+        expect(popup.value).to_have_url(f"{page.url}v1/openapi.json")
+        expect(popup.value.locator("body")).to_contain_text('"openapi"')
+
+
+def test_the_key_is_hidden_and_is_gone_after_a_reload(page: Page) -> None:
+    expect(page.get_by_label("API key")).to_have_attribute("type", "password")
+    press_list(page)
+    expect_outcome(page, "Pets", "No pets.")
+    page.reload()
+    expect(page.get_by_label("API key")).to_have_value("")
+
+
+def test_nothing_is_sent_without_a_key_that_a_header_can_carry(page: Page) -> None:
+    key = page.get_by_label("API key")
+    key.clear()
+    expect_outcomes(page, "Enter the API key at the top of the page.")
+    expect(key).to_be_focused()
+    key.fill("demo–key")
+    expect_outcomes(page, 'The API key contains "–", which no key has.')
+    assert sent_methods(page) == []
+    expect(region(page, "Last request")).to_be_hidden()
+
+
+def test_a_wrong_key_is_an_error(page: Page) -> None:
+    page.get_by_label("API key").fill("other")
+    expect_outcomes(page, re.compile("^invalid_api_key: The API key is not valid"))
+    expect(region(page, "Last request")).to_contain_text("401 UNAUTHORIZED")
+
+
+def test_an_error_is_its_code_and_its_message(page: Page, service: Service) -> None:
+    add_pets(service, 1)
+    press_list(page)
+    expect_ids(page, 1)
+    error = service.request("GET", "/v1/pets?limit=0").body
+    press_list(page, limit="0")
+    expect_outcome(page, "Pets", f"{error['code']}: {error['message']}")
+    expect(page.get_by_role("table")).to_be_hidden()
+    error = service.request("POST", "/v1/pets", {**NEW_PET, "categoryId": "many"}).body
+    for category_id in ("many", " ", f"{MAX_INT64 + 1}", "1.5"):
+        press_add(page, "Rex", category_id)
+        expect_outcome(page, "Add a pet", f"{error['code']}: {error['message']}")
+
+
+def test_an_answer_of_a_proxy_is_an_error(page: Page) -> None:
+    html = "<h1>Bad Gateway</h1>"
+    page.route("**/v1/pets*", lambda route: route.fulfill(status=502, body=html))
+    expect_outcomes(page, "502 Bad Gateway: this is not an answer of the service.")
+    expect(page.get_by_role("group", name="Body")).to_have_text(html)
+
+
+def test_no_answer_is_an_error(page: Page) -> None:
+    page.route("**/v1/pets*", lambda route: route.abort())
+    expect_outcomes(page, "No answer (Failed to fetch). Is the service running?")
+
+
+def test_status_and_limit_choose_the_pets(page: Page, service: Service) -> None:
+    add_pets(service, 3)
+    region(page, "Add a pet").get_by_label("Status").select_option("sold")
+    press_add(page, "Kitty", "2")
+    expect_outcome(page, "Add a pet", "Added Kitty with id 4.")
+    press_list(page, limit="")
+    expect_outcome(page, "Pets", "4 pets, no more follow.")
+    press_list(page, limit="3")
+    expect_outcome(page, "Pets", "3 pets, more follow.")
+    status = region(page, "Pets").get_by_label("Status")
+    status.select_option("sold")
+    press_list(page)
+    expect(page.get_by_role("cell")).to_have_text(["4", "Kitty", "2", "sold"])
+    expect_outcome(page, "Pets", "1 pet, no more follow.")
+    status.select_option("pending")
+    press_list(page)
+    expect_outcome(page, "Pets", "No pets with status pending.")
+
+
+def test_a_new_pet_appears_in_the_list(page: Page) -> None:
+    press_list(page)
+    expect_outcome(page, "Pets", "No pets.")
+    press_add(page, "Rex")
+    expect_outcome(page, "Add a pet", "Added Rex with id 1.")
+    expect_outcome(page, "Pets", "1 pet, no more follow.")
+    expect_ids(page, 1)
+    # The list is fetched again, but the POST stays the last request.
+    expect(region(page, "Last request")).to_contain_text("201 CREATED")
+
+
+def test_markup_in_a_name_is_text(page: Page) -> None:
+    press_add(page, MARKUP, "-7")
+    expect_outcome(page, "Add a pet", f"Added {MARKUP[:30]}… with id 1.")
+    press_list(page)
+    expect(page.get_by_role("cell")).to_have_text(["1", MARKUP, "-7", "available"])
+    expect(page.get_by_role("group", name="Body")).to_contain_text(MARKUP)
+
+
+def test_integers_stay_as_they_are(page: Page) -> None:
+    large = (f"{2**53 + 1}", f"{MAX_INT64}", f"{~MAX_INT64}")
+    typed = (*large, " 12 ", "-007", "-1.2E+3")
+    numbers = [*large, "12", "-7", "-1200"]
+    body = page.get_by_role("group", name="Body")
+    for text, number in zip(typed, numbers, strict=True):
+        press_add(page, "Rex", text)
+        expect(body).to_contain_text(f'"categoryId":{number},')
+    press_list(page)
+    expect(page.locator("td:nth-child(3)")).to_have_text(numbers)
+
+
+def test_a_browser_that_hides_the_digits_may_round_but_works(page: Page) -> None:
+    page.add_init_script(NO_SOURCE_TEXT)
+    page.reload()
+    page.get_by_label("API key").fill(KEY)
+    press_add(page, "Rex", f"{2**53 + 1}")
+    expect_outcome(page, "Add a pet", "Added Rex with id 1.")
+    body = page.get_by_role("group", name="Body")
+    expect(body).to_contain_text(f'"categoryId":{2**53 + 1},')
+    press_list(page)
+    cells = ["1", "Rex", f"{2**53}", "available"]
+    expect(page.get_by_role("cell")).to_have_text(cells)
+
+
+def test_the_last_request_is_shown_as_received(page: Page) -> None:
+    with page.expect_response("**/v1/pets") as received:
+        press_add(page, SHELL_CHARACTERS)
+    answer = received.value
+    last_request = region(page, "Last request")
+    expect(last_request).to_contain_text(f"{answer.status} {answer.status_text}")
+    expect(last_request).to_contain_text("location: /v1/pets/1")
+    body = page.get_by_role("group", name="Body")
+    assert body.text_content() == answer.text()
+
+
+def test_the_curl_line_gives_the_same_answer_in_a_shell(page: Page) -> None:
+    body = page.get_by_role("group", name="Body")
+    press_add(page, SHELL_CHARACTERS)
+    expect_outcome(page, "Add a pet", re.compile(r"with id 1\.$"))
+    pet = json.loads(body.inner_text())
+    assert json.loads(run_curl_line(page)) == {**pet, "id": 2}
+    press_list(page)
+    expect_ids(page, 1, 2)
+    assert run_curl_line(page) == body.text_content()
+
+
+def test_copy_copies_the_curl_line(page: Page) -> None:
+    press_add(page, "Rex")
+    expect_outcome(page, "Add a pet", "Added Rex with id 1.")
+    button(page, "Copy").click()
+    expect_outcome(page, "Last request", re.compile(r"^Copied\."))
+    name = page.get_by_label("Name")
+    name.press("Control+V")
+    expect(name).to_have_value(page.get_by_role("group", name="Request").inner_text())
+
+
+def test_next_and_previous_page(page: Page, service: Service) -> None:
+    next_page, previous_page = button(page, "Next page"), button(page, "Previous page")
+    add_pets(service, 5)
+    press_list(page, limit="2")
+    expect_ids(page, 1, 2)
+    expect(previous_page).to_be_disabled()
+    next_page.click()
+    expect_ids(page, 3, 4)
+    next_page.click()
+    expect_ids(page, 5)
+    expect_outcome(page, "Pets", "1 pet, no more follow.")
+    expect(next_page).to_be_disabled()
+    # It keeps the focus.
+    page.keyboard.press("Enter")
+    previous_page.click()
+    expect_ids(page, 3, 4)
+    previous_page.click()
+    expect_ids(page, 1, 2)
+    expect(previous_page).to_be_focused()
+    assert sent_methods(page) == ["GET"] * 5
+
+
+def test_an_error_while_paging_keeps_the_page(page: Page, service: Service) -> None:
+    add_pets(service, 3)
+    press_list(page, limit="1")
+    button(page, "Next page").click()
+    expect_ids(page, 2)
+    page.get_by_label("API key").fill("other")
+    for name in ("Next page", "Previous page"):
+        button(page, name).click()
+        expect_outcome(page, "Pets", re.compile("^invalid_api_key: "))
+        expect_ids(page, 2)
+    page.get_by_label("API key").fill(KEY)
+    button(page, "Next page").click()
+    expect_ids(page, 3)
+
+
+def test_no_click_counts_while_a_request_runs(page: Page, service: Service) -> None:
+    def click_and_continue(route: Route) -> None:
+        for name in ("List", "Add", "Next page", "Previous page"):
+            button(page, name).click()
+        route.continue_()
+
+    add_pets(service, 4)
+    press_list(page, limit="1")
+    button(page, "Next page").click()
+    expect_ids(page, 2)
+    page.get_by_label("Name").fill("Rex")
+    page.get_by_label("Category id").fill("1")
+    page.route("**/v1/pets*", click_and_continue, times=1)
+    button(page, "Next page").click()
+    expect_ids(page, 3)
+    page.route("**/v1/pets*", click_and_continue, times=1)
+    button(page, "Add").click()
+    expect_outcome(page, "Add a pet", "Added Rex with id 5.")
+    # After a POST, the page fetches its list again.
+    assert sent_methods(page) == ["GET", "GET", "GET", "POST", "GET"]
+
+
+def test_a_double_click_on_add_sends_one_request(page: Page) -> None:
+    page.get_by_label("Name").fill("Rex")
+    page.get_by_label("Category id").fill("many")
+    button(page, "Add").hover()
+    page.mouse.down()
+    page.mouse.up()
+    expect_outcome(page, "Add a pet", re.compile("^invalid_body: "))
+    # The second click may come after the answer.
+    page.mouse.down(click_count=2)
+    page.mouse.up(click_count=2)
+    press_list(page)
+    expect_outcome(page, "Pets", "No pets.")
+    assert sent_methods(page) == ["POST", "GET"]
+
+
+def test_the_keyboard_is_enough(page: Page, service: Service) -> None:
+    def press_tab(target: Locator, text: str = "") -> None:
+        page.keyboard.press("Tab")
+        expect(target).to_be_focused()
+        page.keyboard.type(text)
+
+    add_pets(service, 2)
+    page.reload()
+    page.keyboard.type(KEY)
+    press_tab(region(page, "Pets").get_by_label("Status"))
+    press_tab(page.get_by_label("Limit"), "1")
+    press_tab(button(page, "List"))
+    page.keyboard.press("Enter")
+    expect_ids(page, 1)
+    press_tab(button(page, "Previous page"))
+    press_tab(button(page, "Next page"))
+    page.keyboard.press("Space")
+    expect_ids(page, 2)
+    press_tab(page.get_by_label("Name"), "Tom")
+    press_tab(page.get_by_label("Category id"), "5")
+    press_tab(region(page, "Add a pet").get_by_label("Status"), "sold")
+    press_tab(button(page, "Add"))
+    page.keyboard.press("Enter")
+    expect_outcome(page, "Add a pet", "Added Tom with id 3.")
+    pet = {"id": 3, "name": "Tom", "categoryId": 5, "status": "sold"}
+    assert service.request("GET", "/v1/pets").body[2] == pet
+    # The next pet can be typed at once.
+    expect(page.get_by_label("Name")).to_be_focused()
+    expect(page.get_by_label("Name")).to_have_value("")
+    expect(page.get_by_label("Category id")).to_have_value("")
+
+
+@on_a_phone
+def test_long_values_fit_on_a_phone(page: Page) -> None:
+    boxes = page.locator("html, section, pre")
+    for pet_id in (1, 2):
+        press_add(page, "x" * 900, f"{~MAX_INT64}")
+        # A whole name would hide the id.
+        outcome = f"Added {'x' * 30}… with id {pet_id}."
+        expect_outcome(page, "Add a pet", outcome)
+        assert boxes.evaluate_all(TOO_WIDE) == []
+    press_list(page)
+    expect_outcome(page, "Pets", "2 pets, no more follow.")
+    assert boxes.evaluate_all(TOO_WIDE) == []
+    # The first name is cut after a few lines.
+    expect(page.get_by_role("row").last).to_be_in_viewport(ratio=1)
+
+
+@on_a_phone
+def test_an_outcome_comes_into_sight(page: Page, service: Service) -> None:
+    add_pets(service, 25)
+    press_list(page)
+    expect_outcome(page, "Pets", "20 pets, more follow.")
+    # The button is below the pets, and the outcome is above them.
+    button(page, "Next page").click()
+    expect_outcome(page, "Pets", "5 pets, no more follow.")
+    press_add(page, "Rex")
+    expect_outcome(page, "Add a pet", "Added Rex with id 26.")
+
+
+def test_the_page_is_light_or_dark(page: Page) -> None:
+    pets = region(page, "Pets")
+    page.emulate_media(color_scheme="light")
+    expect(pets).to_have_css("background-color", "rgb(255, 255, 255)")
+    expect(pets).to_have_css("color", "rgb(0, 0, 0)")
+    page.emulate_media(color_scheme="dark")
+    expect(pets).to_have_css("background-color", "rgb(18, 18, 18)")
+    expect(pets).to_have_css("color", "rgb(255, 255, 255)")
+
+
+def test_a_screen_reader_reads_names_and_no_marks(page: Page, service: Service) -> None:
+    add_pets(service, 2)
+    press_list(page, limit="1")
+    expect_ids(page, 1)
+    press_add(page, "Rex", "many")
+    expect_outcome(page, "Add a pet", re.compile("^invalid_body: "))
+    named = page.locator("section, table, input, select, button, [tabindex]")
+    for element in named.all():
+        expect(element).to_have_accessible_name(re.compile("."))
+    for text, mark in ("1 pet, more", "✓"), ("invalid_body", "✗"), ("available", "●"):
+        element = page.locator("p, td > div").filter(has_text=text)
+        expect(element).to_have_css("content", re.compile(mark), pseudo="before")
+    assert not set("✓✗●◐○") & set(page.locator("html").aria_snapshot())
