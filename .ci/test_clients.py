@@ -25,11 +25,16 @@ def test_schemathesis_finds_no_response_that_the_document_lacks(database: Path) 
 
 def test_the_javascript_client_follows_every_page(database: Path) -> None:
     [program] = blocks(API, "A client in JavaScript", "js")
+    node = ("node", "--input-type=module", "--eval")
     with serving(database) as service:
         for _ in range(21):
             service.request("POST", "/v1/pets", NEW_PET)
         program = program.replace("127.0.0.1:5000", service.address())
-        program = program.replace("demo-key", KEY)
-        listed = run("node", "--input-type=module", "--eval", program)
+        refused = run(*node, program)
+        listed = run(*node, program.replace("demo-key", KEY))
+    stopped = run(*node, program)
     assert listed.stdout.splitlines() == [f"{number} Rex" for number in range(1, 22)]
     assert (listed.returncode, listed.stderr) == (0, "")
+    assert (refused.returncode, stopped.returncode) == (1, 1)
+    assert '{"code":"invalid_api_key",' in refused.stderr
+    assert "ECONNREFUSED" in stopped.stderr
