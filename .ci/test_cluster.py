@@ -1,5 +1,6 @@
 """examples/rqlite.py: the service with a cluster of three rqlite nodes."""
 
+import signal
 import socket
 import subprocess
 import time
@@ -14,7 +15,15 @@ import pytest
 from flask.testing import FlaskClient
 
 from examples.rqlite import RqliteStore
-from tests.helpers import NEW_PET, add_pet, all_pets, assert_error, create_client
+from tests.helpers import (
+    NEW_PET,
+    add_pet,
+    all_pets,
+    assert_error,
+    assert_unavailable,
+    create_client,
+    post_pet,
+)
 from tests.request_table import REQUESTS
 from tests.service import GUNICORN, ROOT, TIMEOUT, Service, request, run, serving
 
@@ -76,9 +85,8 @@ def client(nodes: Nodes) -> FlaskClient:
 
 def test_each_request_gets_the_response_of_the_table(client: FlaskClient) -> None:
     add_pet(client)
-    for row in REQUESTS:
-        if row.code == "pet_not_found":  # The table's POST has added this pet.
-            continue
+    # The row that adds a second pet comes last.
+    for row in sorted(REQUESTS, key=lambda row: row.status == 201):
         response = row.send(client)
         assert response.status_code == row.status, row
         if row.code:
@@ -94,6 +102,21 @@ def test_names_and_numbers_are_returned_as_they_were_sent(client: FlaskClient) -
             assert pets[-1]["categoryId"] == number
     assert all_pets(client, "/v1/pets?limit=5") == pets
     assert client.get(f"/v1/pets/{pets[-1]['id']}").get_json() == pets[-1]
+
+
+def test_a_node_that_hangs_is_asked_last_and_without_nodes_all_is_503(
+    nodes: Nodes,
+) -> None:
+    [follower, *_] = nodes.keys() - {find_leader(nodes)}
+    client = create_client("", RqliteStore([follower, *(nodes.keys() - {follower})]))
+    pet = add_pet(client)
+    nodes[follower].send_signal(signal.SIGSTOP)
+    assert_unavailable(client.get("/v1/pets"))
+    assert all_pets(client) == [pet]
+    for node in nodes.values():
+        node.kill()
+        node.wait()
+    assert_unavailable(client.get("/v1/pets"), post_pet(client), client.get("/healthz"))
 
 
 def test_a_backup_moves_between_a_cluster_and_a_single_machine(
