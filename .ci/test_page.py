@@ -15,7 +15,7 @@ import pytest
 from playwright.sync_api import Locator, Page, Route, expect
 
 from tests.helpers import KEY, NEW_PET
-from tests.service import FLASK, GUNICORN, Service, serving
+from tests.service import FLASK, GUNICORN, TIMEOUT, Service, serving
 
 MAX_INT64 = 2**63 - 1
 MARKUP = "<img src=x onerror='document.title = 1'><script>alert(1)</script>"
@@ -32,6 +32,9 @@ TOO_WIDE = """
         .filter((element) => element.scrollWidth > Math.min(element.clientWidth, 380))
         .map((element) => element.outerHTML)
 """
+
+# In milliseconds.
+expect.set_options(timeout=1000 * TIMEOUT)
 
 # pytest 9.2 warns of the fixture base_url of pytest-playwright 0.10.0.
 pytestmark = pytest.mark.filterwarnings("ignore:Session-scoped fixtures")
@@ -145,7 +148,7 @@ def test_both_servers_and_a_prefix_serve_the_page(
 ) -> None:
     with serving(tmp_path / "other.db", command, SCRIPT_NAME=prefix) as service:
         page.goto(f"http://{service.address()}{prefix}/")
-        page.get_by_label("API key").fill(KEY)
+        page.get_by_label("API key").fill(f" {KEY} ")
         for name, pet_id in ("Rex", 1), ("Tom", 2):
             press_add(page, name)
             expect_outcome(page, "Add a pet", f"Added {name} with id {pet_id}.")
@@ -216,7 +219,8 @@ def test_no_answer_is_an_error(page: Page) -> None:
 
 def test_status_and_limit_choose_the_pets(page: Page, service: Service) -> None:
     add_pets(service, 3)
-    region(page, "Add a pet").get_by_label("Status").select_option("sold")
+    new_status = region(page, "Add a pet").get_by_label("Status")
+    new_status.select_option("sold")
     press_add(page, "Kitty", "2")
     expect_outcome(page, "Add a pet", "Added Kitty with id 4.")
     press_list(page, limit="")
@@ -224,6 +228,9 @@ def test_status_and_limit_choose_the_pets(page: Page, service: Service) -> None:
     press_list(page, limit="3")
     expect_outcome(page, "Pets", "3 pets, more follow.")
     status = region(page, "Pets").get_by_label("Status")
+    statuses = ["available", "pending", "sold"]
+    expect(status.locator("option")).to_have_text(["any", *statuses])
+    expect(new_status.locator("option")).to_have_text(statuses)
     status.select_option("sold")
     press_list(page)
     expect(page.get_by_role("cell")).to_have_text(["4", "Kitty", "2", "sold"])
@@ -240,6 +247,7 @@ def test_a_new_pet_appears_in_the_list(page: Page) -> None:
     expect_outcome(page, "Pets", "Press List to see the pets.")
     press_list(page)
     expect_ids(page, 1)
+    expect(region(page, "Add a pet").get_by_role("status")).to_be_empty()
     press_add(page, "Tom")
     expect_outcome(page, "Add a pet", "Added Tom with id 2.")
     expect_outcome(page, "Pets", "2 pets, no more follow.")
@@ -298,6 +306,7 @@ def test_the_curl_line_gives_the_same_answer_in_a_shell(page: Page) -> None:
     expect_outcome(page, "Add a pet", re.compile(r"with id 1\.$"))
     pet = json.loads(body.inner_text())
     assert json.loads(run_curl_line(page)) == {**pet, "id": 2}
+    region(page, "Pets").get_by_label("Status").select_option("available")
     press_list(page)
     expect_ids(page, 1, 2)
     assert run_curl_line(page) == body.text_content()
@@ -324,8 +333,8 @@ def test_next_and_previous_page(page: Page, service: Service) -> None:
     # Quick clicks go page by page.
     next_page.dispatch_event("click", {"detail": 2})
     expect_ids(page, 5)
-    expect_outcome(page, "Pets", "1 pet, no more follow.")
     expect(next_page).to_be_disabled()
+    expect_outcome(page, "Pets", "1 pet, no more follow.")
     previous_page.click()
     expect_ids(page, 3, 4)
     previous_page.click()
