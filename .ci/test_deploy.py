@@ -138,7 +138,8 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "another program": lambda data: data.replace(b"pets", b"cars"),
     "damaged page": lambda data: data[:12_288] + b"\xff" * 4096 + data[16_384:],
     "lost pages": lambda data: data[:4100] + bytes([data[4100] // 2]) + data[4101:],
-    "damaged index": lambda data: data[:-4096] + b"\xff" * 4096,
+    # The index has the status and the id of each pet. This is pet 500.
+    "damaged index": lambda data: data.replace(b"sold\1\xf4", b"lost\1\xf4"),
 }
 
 
