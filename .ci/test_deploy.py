@@ -97,7 +97,7 @@ def test_a_backup_has_every_pet_that_was_acknowledged_before(
         assert file.stat().st_mode & 0o077 == 0
         file.unlink()
 
-    with serving(database) as service, ThreadPoolExecutor(8) as threads:
+    with ThreadPoolExecutor(8) as threads, serving(database) as service:
         for number in range(8):
             threads.submit(add_pets_until_refused, service, number, names)
         for _ in range(5):
@@ -222,7 +222,7 @@ def test_a_service_that_was_not_stopped_is_503_until_it_is_restarted(
     rex: Path, database: Path
 ) -> None:
     names: list[str] = []
-    with serving(database) as service, ThreadPoolExecutor(4) as threads:
+    with ThreadPoolExecutor(4) as threads, serving(database) as service:
         writers = [
             threads.submit(add_pets_until_refused, service, number, names)
             for number in range(4)

@@ -40,7 +40,7 @@ def open_files(folder: Path) -> list[str]:
 @needs_linux
 def test_no_pet_that_got_a_201_is_lost_by_kill_9(database: Path) -> None:
     names: list[str] = []
-    with serving(database) as service, ThreadPoolExecutor(8) as threads:
+    with ThreadPoolExecutor(8) as threads, serving(database) as service:
         writers = [
             threads.submit(add_pets_until_refused, service, number, names)
             for number in range(8)
