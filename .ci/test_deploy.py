@@ -63,11 +63,12 @@ def rex(tmp_path: Path) -> Path:
     """Return the path of a backup with 1,000 pets called Rex."""
     backup = tmp_path / "rex.db"
     open_store(backup, "Rex").close()
-    with other_program(backup, "PRAGMA journal_mode = DELETE") as program:
+    with other_program(backup, "PRAGMA journal_mode = DELETE", "BEGIN") as program:
         program.executemany(
             "INSERT INTO pets VALUES (?, 'Rex', 1, 'sold')",
             [(pet_id,) for pet_id in range(2, 1001)],
         )
+        program.commit()
     return backup
 
 
