@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import NEW_PET, open_store, other_program
+from tests.helpers import KEY, NEW_PET, open_store, other_program
 from tests.service import (
     GUNICORN,
     ROOT,
@@ -339,7 +339,9 @@ def test_errors_of_nginx_have_the_error_body(proxy: Proxy, service: Service) -> 
 
 
 def test_clients_that_stall_do_not_stop_others(proxy: Proxy) -> None:
-    half = b"POST /v1/pets HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nhalf"
+    # With a key: otherwise, the service would not read the body.
+    head = f"POST /v1/pets HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
+    half = f"{head}Content-Length: 9\r\n\r\nhalf".encode()
     with ExitStack() as stack:
         for _ in range(40):
             connection = stack.enter_context(closing(proxy.connect()))
