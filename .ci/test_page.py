@@ -227,6 +227,8 @@ def test_status_and_limit_choose_the_pets(page: Page, service: Service) -> None:
     expect_outcome(page, "Pets", "4 pets, no more follow.")
     press_list(page, limit="3")
     expect_outcome(page, "Pets", "3 pets, more follow.")
+    link = 'link: </v1/pets?limit=3&after=3>; rel="next"'
+    expect(region(page, "Last request")).to_contain_text(link)
     status = region(page, "Pets").get_by_label("Status")
     statuses = ["available", "pending", "sold"]
     expect(status.locator("option")).to_have_text(["any", *statuses])
