@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from storage import PetStore
 from tests.helpers import KEY, NEW_PET, open_store, other_program
 from tests.service import (
     GUNICORN,
@@ -196,6 +197,14 @@ def test_a_restore_keeps_all_previous_files_and_can_be_undone(
     assert set(names_in(used)) == ({"Rex"} if damage else {"Tom"})
 
 
+def test_a_backup_without_pets_is_not_restored(tmp_path: Path, used: Path) -> None:
+    PetStore(str(tmp_path / "empty.db")).close()
+    before = contents(used.parent)
+    ended = run(RESTORE, str(tmp_path / "empty.db"), str(used))
+    assert ended.stderr == f"{tmp_path}/empty.db has no pets.\n"
+    assert contents(used.parent) == before
+
+
 # bash reads a file with this line before it runs a script. The line kills the script
 # before one of its commands.
 KILL = "trap '((number-- > 0)) || kill -9 $$' DEBUG"
@@ -290,7 +299,8 @@ class Proxy(Service):
         (folder / "petstore.conf").write_text(conf)
         (folder / "nginx.conf").write_text(NGINX_CONF)
         run(*CERTIFICATE.split(), folder=folder)
-        command = ["nginx", "-p", str(folder), "-e", "stderr", "-c", "nginx.conf"]
+        command = ["/usr/sbin/nginx", "-p", str(folder), "-c", "nginx.conf"]
+        command += ["-e", "stderr"]
         tested = run(*command, "-q", "-t")
         assert (tested.returncode, tested.stderr) == (0, "")
         super().__init__(folder / "nginx.db", command, {})
