@@ -145,8 +145,9 @@ class PetStore(Store):
     Two promises of `Store` may not hold if power is lost, or if the disk is full or
     fails:
 
-    - "If `add` raises an exception, the pet is not stored": the pet may be stored. And
-      an `add` that returns at the moment of the error may lose its pet.
+    - "If `add` returns, the pet is stored for good. If it raises an exception, the pet
+      is not stored": the pet may be stored after an exception. And the pet of an `add`
+      that returns at the moment of the error may be lost.
     - "Ids grow, and none is used again": a list may show a pet before it is on the
       disk. If the pet is lost then, a new pet may get its id. A client that has
       followed the pages beyond this id misses the new pet.
@@ -253,8 +254,8 @@ def prepare(connection: sqlite3.Connection, path: str) -> None:
         # Not possible inside of a transaction. The file stores this mode.
         connection.execute("PRAGMA journal_mode = WAL")
     except sqlite3.OperationalError as error:
-        # Another process of the service may be setting the mode now. If it is another
-        # program, there is no WAL, and `Wal` raises for each request.
+        # Another process of the service may be setting the mode now: go on. If another
+        # program prevents it, there is no WAL, and `Wal` raises for each request.
         if main_code(error) != sqlite3.SQLITE_BUSY:
             raise
 
@@ -266,8 +267,9 @@ class Wal:
     descriptor (the number of an open file). Any number of threads may wait in `sync` at
     the same time. Linux then flushes the disk once for all of them (group commit).
 
-    If the disk reports an error, the system tells each descriptor once, but only those
-    that were open then. So the WAL is opened before the first commit, and stays open.
+    If the disk reports an error, the next sync of each descriptor raises it, once. A
+    descriptor that was opened later may never raise it. So the WAL is opened before the
+    first commit, and stays open.
     """
 
     def __init__(self, path: str) -> None:
@@ -292,7 +294,7 @@ class Wal:
         """Raise StorageUnavailable if a sync has failed since the WAL was opened.
 
         Then a commit may be missing in the WAL on the disk. After a loss of power,
-        SQLite would ignore every later commit as well.
+        SQLite reads the WAL up to this gap only, so later commits would be lost, too.
         """
         if self.has_failed():
             raise StorageUnavailable(
@@ -312,9 +314,9 @@ class Wal:
 def file_at(path: str) -> list[tuple[int, int]]:
     """Return the device and inode of the file at a path, and of the path itself.
 
-    These pairs belong to the file: it keeps them when it is moved, and another file at
-    the path has others. If the path is a symbolic link, the second pair is that of the
-    link. The list is empty if no file is there.
+    A file that is moved keeps its pair, and another file at the path has another one.
+    If the path is a symbolic link, the second pair is that of the link. The list is
+    empty if no file is there.
     """
     if path == IN_MEMORY:
         return []  # There is no file, so the list stays the same.
@@ -350,7 +352,7 @@ class Database:
         self._file_at_startup = file_at(self._path)
         self._lock = Lock()
         self._connection: sqlite3.Connection | None = None
-        self._wal: Wal | None = None  # In memory, it stays None.
+        self._wal: Wal | None = None  # Until the first use, and always in memory.
 
     def read(self, sql: str, values: Values) -> Rows:
         """Return the rows of a query."""
@@ -412,7 +414,7 @@ class Database:
         first request, and SQLite does not support open connections in the copy.
         """
         if self._connection is None:
-            connection = connect(self._path, timeout=0)
+            connection = connect(self._path, timeout=0)  # `_execute` waits instead.
             if self._path == IN_MEMORY:
                 # In memory, each connection has a new database. Prepare this one, too.
                 prepare(connection, self._path)
@@ -430,19 +432,20 @@ class Database:
     def close(self) -> None:
         """Copy the WAL into the file, and close the WAL and the connection.
 
-        SQLite itself copies the WAL, too, but only if the file was not moved. After a
-        sync that failed, it is the only one to try: it syncs the WAL before it copies,
-        and gives up if it gets the error. A first attempt here could use the error up.
+        SQLite copies the WAL, too, when the connection closes, but not if the file was
+        moved. So this method copies it first, except after a sync that failed. Then
+        only SQLite tries: it syncs the WAL first, gets the error, and leaves the WAL as
+        it is. It gets the error only once, so a second attempt could copy a gap.
         """
         with self._lock:
             if self._connection is None:
                 return
             wal = self._wal
             if wal and not wal.has_failed():
-                with suppress(sqlite3.Error):  # Then the next start reads the WAL.
+                with suppress(sqlite3.Error):  # If it fails, the WAL stays.
                     self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-                # A thread that still adds a pet opens the WAL again. After a sync that
-                # failed, it must not: `check_wal` needs this one.
+                # A late `add` opens the WAL again. (After a sync that failed, `_wal`
+                # stays, although it is closed: `check_wal` goes on raising.)
                 self._wal = None
             if wal:
                 wal.close()  # First: Windows does not let SQLite remove an open file.
