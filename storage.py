@@ -60,7 +60,7 @@ SELECT_PAGE_OF_STATUS = f"""
 # A probe tests whether the table can be used. This one fails if it cannot be read.
 READ_PROBE = "SELECT id FROM pets LIMIT 1"
 # This one adds no pet (WHERE false). It fails if the file is read-only, or if the table
-# has more columns or others: INSERT without names needs a value for each column.
+# has other columns: INSERT without names needs a value for each column.
 WRITE_PROBE = """
     INSERT INTO pets SELECT id, name, category_id, status FROM pets WHERE false
 """
@@ -142,15 +142,14 @@ class Store(ABC):
 class PetStore(Store):
     """The pets in an SQLite file, or in memory if the path is `:memory:`.
 
-    Two promises of `Store` may not hold if power is lost, or if the disk is full or
-    fails:
+    Two promises of `Store` have exceptions. They need a loss of power, or a disk that
+    is full or fails:
 
-    - "If `add` returns, the pet is stored for good. If it raises an exception, the pet
-      is not stored": the pet may be stored after an exception. And the pet of an `add`
-      that returns at the moment of the error may be lost.
-    - "Ids grow, and none is used again": a list may show a pet before it is on the
-      disk. If the pet is lost then, a new pet may get its id. A client that has
-      followed the pages beyond this id misses the new pet.
+    - If `add` raises an exception, the pet may be stored. If `add` returns at the
+      moment when the disk fails, the pet may be lost.
+    - An id may be used again: a list may show a pet before it is on the disk. If the
+      pet is lost then, a new pet may get its id. A client that has followed the pages
+      beyond this id misses the new pet.
     """
 
     def __init__(self, path: str) -> None:
@@ -160,8 +159,8 @@ class PetStore(Store):
         """
         self._database = Database(path)
         # Call `close()` last. If nobody does, Python does, when the program ends or
-        # nothing refers to this store. (A method of the store would refer to it for
-        # ever, so finalize gets one of the database.)
+        # nothing refers to this store. (finalize keeps what it calls. So it gets a
+        # method of the database: one of the store would keep the store for ever.)
         self.close = weakref.finalize(self, self._database.close)
 
     def list_page(
@@ -190,7 +189,7 @@ class PetStore(Store):
 
 
 def to_page(rows: Rows, limit: int) -> tuple[str, int | None]:
-    """Return rows of SELECT_PAGE as Store.list_page does."""
+    """Return rows of SELECT_PAGE as list_page does, also in examples/rqlite.py."""
     page = rows[:limit]
     last_id = page[-1][0] if len(rows) > limit else None
     return "[" + ",\n".join([pet for _, pet in page]) + "]", last_id
@@ -314,9 +313,9 @@ class Wal:
 def file_at(path: str) -> list[tuple[int, int]]:
     """Return the device and inode of the file at a path, and of the path itself.
 
-    A file that is moved keeps its pair, and another file at the path has another one.
-    If the path is a symbolic link, the second pair is that of the link. The list is
-    empty if no file is there.
+    Another file at the path has another pair, but a file that is moved keeps its pair.
+    The second pair is that of a symbolic link: only this one changes if `pets.db` is
+    moved and a link to it takes its place. The list is empty if no file is there.
     """
     if path == IN_MEMORY:
         return []  # There is no file, so the list stays the same.
@@ -332,7 +331,8 @@ class Database:
 
     A thread uses the connection only while it has the lock. It releases the lock before
     it waits for the disk or for another program, so the others go on. (Except in a
-    checkpoint: about every 4 MB of the WAL, a commit syncs both files, and all wait.)
+    checkpoint, which SQLite adds to a commit about every 4 MB of the WAL: then this
+    commit syncs both files, and all wait.)
     """
 
     def __init__(self, path: str) -> None:
@@ -364,7 +364,7 @@ class Database:
         self.check_wal()  # After a failed sync, do not even store the pet.
         with translated_errors(self._path):
             rows = self._execute(sql, values)
-        if wal := self._wal:
+        if wal := self._wal:  # A local name, because `close` may set None meanwhile.
             wal.sync()  # Without the lock.
         return rows
 
@@ -432,22 +432,25 @@ class Database:
     def close(self) -> None:
         """Copy the WAL into the file, and close the WAL and the connection.
 
-        SQLite copies the WAL, too, when the connection closes, but not if the file was
-        moved. So this method copies it first, except after a sync that failed. Then
-        only SQLite tries: it syncs the WAL first, gets the error, and leaves the WAL as
-        it is. It gets the error only once, so a second attempt could copy a gap.
+        SQLite copies the WAL, too, when its connection closes, but not if the file was
+        moved. So this method copies it first.
+
+        But not after a failed sync, because the WAL may have a gap. SQLite syncs it
+        before each copy, and its own descriptor raises the error once: then SQLite
+        leaves the WAL as it is. A second copy would not fail. So only SQLite tries.
         """
         with self._lock:
             if self._connection is None:
                 return
-            wal = self._wal
-            if wal and not wal.has_failed():
-                with suppress(sqlite3.Error):  # If it fails, the WAL stays.
-                    self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-                # A late `add` opens the WAL again. (After a sync that failed, `_wal`
-                # stays, although it is closed: `check_wal` goes on raising.)
-                self._wal = None
-            if wal:
-                wal.close()  # First: Windows does not let SQLite remove an open file.
+            if self._wal:
+                has_failed = self._wal.has_failed()
+                if not has_failed:
+                    with suppress(sqlite3.Error):  # If it fails, the WAL stays.
+                        self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                # Before the connection: Windows lets nobody remove an open file.
+                self._wal.close()
+                # After a failed sync, it stays, so a late `add` is refused.
+                if not has_failed:
+                    self._wal = None
             self._connection.close()
             self._connection = None
