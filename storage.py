@@ -159,8 +159,8 @@ class PetStore(Store):
         """
         self._database = Database(path)
         # Call `close()` last. If nobody does, Python does, when the program ends or
-        # nothing refers to this store. (finalize keeps what it calls. So it gets a
-        # method of the database: one of the store would keep the store for ever.)
+        # nothing refers to this store. (finalize refers to what it calls. This must not
+        # be a method of the store, which would refer to the store.)
         self.close = weakref.finalize(self, self._database.close)
 
     def list_page(
