@@ -66,15 +66,20 @@ def test_a_moved_folder_is_503_until_it_is_back(database: Path, tmp_path: Path) 
 
 
 @needs_linux
-def test_a_file_that_a_link_leads_to_may_not_be_replaced_either(
+def test_neither_a_link_nor_the_file_that_it_leads_to_may_be_replaced(
     database: Path, tmp_path: Path
 ) -> None:
     target = create_other_store(tmp_path / "target.db")
     database.symlink_to(target)
     client = create_client(database)
     pets = [*all_pets(client), add_pet(client)]
+    other = create_other_store(tmp_path / "other.db")
+    link = database.rename(tmp_path / "link")
+    database.symlink_to(other)
+    assert_unavailable(post_pet(client), client.get("/v1/pets"))
+    link.replace(database)
     moved = target.rename(tmp_path / "moved.db")
-    create_other_store(tmp_path / "other.db").rename(target)
+    other.rename(target)
     assert_unavailable(post_pet(client), client.get("/v1/pets"))
     moved.replace(target)
     assert all_pets(client) == pets
