@@ -262,9 +262,11 @@ def prepare(connection: sqlite3.Connection, path: str) -> None:
 class Wal:
     """The WAL, opened to sync it.
 
-    A sync waits for all that was written to the file, also by SQLite through its own
-    descriptor (the number of an open file). Any number of threads may wait in `sync` at
-    the same time. Linux then flushes the disk once for all of them (group commit).
+    SQLite would sync the WAL in each commit, while the thread has the lock. `Database`
+    turns that off, and syncs here instead, without the lock. Any number of threads may
+    wait in `sync` at the same time: Linux flushes the disk once for all of them (group
+    commit). A sync waits for all that was written to the file, also by SQLite through
+    its own descriptor (the number of an open file).
 
     If the disk reports an error, the next sync of each descriptor raises it, once. A
     descriptor that was opened later may never raise it. So the WAL is opened before the
@@ -313,9 +315,9 @@ class Wal:
 def file_at(path: str) -> list[tuple[int, int]]:
     """Return the device and inode of the file at a path, and of the path itself.
 
-    Another file at the path has another pair, but a file that is moved keeps its pair.
-    The second pair is that of a symbolic link: only this one changes if `pets.db` is
-    moved and a link to it takes its place. The list is empty if no file is there.
+    Another file at the path has other numbers, but a file that is moved keeps its own.
+    Only the second pair changes after `mv pets.db moved.db; ln -s moved.db pets.db`.
+    The list is empty if no file is there.
     """
     if path == IN_MEMORY:
         return []  # There is no file, so the list stays the same.
@@ -352,7 +354,7 @@ class Database:
         self._file_at_startup = file_at(self._path)
         self._lock = Lock()
         self._connection: sqlite3.Connection | None = None
-        self._wal: Wal | None = None  # Until the first use, and always in memory.
+        self._wal: Wal | None = None  # In memory, it stays None.
 
     def read(self, sql: str, values: Values) -> Rows:
         """Return the rows of a query."""
@@ -421,8 +423,8 @@ class Database:
             self._connection = connection
         # A step of its own: if it fails, the next statement tries again.
         if self._wal is None and self._path != IN_MEMORY:
-            # By default (FULL), SQLite syncs the WAL in each commit, while this thread
-            # has the lock. With NORMAL, it does not: `write` does, without the lock.
+            # By default (FULL), SQLite syncs the WAL in each commit. With NORMAL, it
+            # does not: `write` does, without the lock.
             self._connection.execute("PRAGMA synchronous = NORMAL")
             self._connection.execute(READ_PROBE).fetchall()  # This creates the WAL.
             # If the path is a symbolic link, the WAL is beside the file itself.
@@ -435,9 +437,10 @@ class Database:
         SQLite copies the WAL, too, when its connection closes, but not if the file was
         moved. So this method copies it first.
 
-        But not after a failed sync, because the WAL may have a gap. SQLite syncs it
-        before each copy, and its own descriptor raises the error once: then SQLite
-        leaves the WAL as it is. A second copy would not fail. So only SQLite tries.
+        Not after a failed sync: then the WAL may have a gap, and must stay as it is.
+        SQLite syncs it before a copy, and the first sync of its own descriptor raises
+        the error, so SQLite does not copy. If a copy of this method got the error, the
+        copy of the closing connection would succeed, in spite of the gap.
         """
         with self._lock:
             if self._connection is None:
@@ -449,7 +452,7 @@ class Database:
                         self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                 # Before the connection: Windows lets nobody remove an open file.
                 self._wal.close()
-                # After a failed sync, it stays, so a late `add` is refused.
+                # After a failed sync, keep it: it still refuses a late `add`.
                 if not has_failed:
                     self._wal = None
             self._connection.close()
