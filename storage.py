@@ -142,8 +142,8 @@ class Store(ABC):
 class PetStore(Store):
     """The pets in an SQLite file, or in memory if the path is `:memory:`.
 
-    Two promises of `Store` have exceptions. They need a loss of power, or a disk that
-    is full or fails:
+    Two promises of `Store` may fail, but only if power is lost, or if the disk is full
+    or fails:
 
     - If `add` raises an exception, the pet may be stored. If `add` returns at the
       moment when the disk fails, the pet may be lost.
@@ -335,6 +335,8 @@ class Database:
     it waits for the disk or for another program, so the others go on. (Except in a
     checkpoint, which SQLite adds to a commit about every 4 MB of the WAL: then this
     commit syncs both files, and all wait.)
+
+    In memory, there is no file and no WAL: nothing is synced, and `_wal` stays None.
     """
 
     def __init__(self, path: str) -> None:
@@ -354,7 +356,7 @@ class Database:
         self._file_at_startup = file_at(self._path)
         self._lock = Lock()
         self._connection: sqlite3.Connection | None = None
-        self._wal: Wal | None = None  # In memory, it stays None.
+        self._wal: Wal | None = None
 
     def read(self, sql: str, values: Values) -> Rows:
         """Return the rows of a query."""
@@ -363,7 +365,7 @@ class Database:
 
     def write(self, sql: str, values: Values) -> Rows:
         """Return the rows of a statement once its changes are on the disk."""
-        self.check_wal()  # After a failed sync, do not even store the pet.
+        self.check_wal()  # After a failed sync, only reads go on.
         with translated_errors(self._path):
             rows = self._execute(sql, values)
         if wal := self._wal:  # A local name, because `close` may set None meanwhile.
@@ -438,9 +440,9 @@ class Database:
         moved. So this method copies it first.
 
         Not after a failed sync: then the WAL may have a gap, and must stay as it is.
-        SQLite syncs it before a copy, and the first sync of its own descriptor raises
-        the error, so SQLite does not copy. If a copy of this method got the error, the
-        copy of the closing connection would succeed, in spite of the gap.
+        SQLite syncs the WAL before it copies it, and its own descriptor raises the
+        error once. The closing connection has to get this error: then it copies
+        nothing. A copy by this method would use the error up.
         """
         with self._lock:
             if self._connection is None:
