@@ -189,7 +189,10 @@ class PetStore(Store):
 
 
 def to_page(rows: Rows, limit: int) -> tuple[str, int | None]:
-    """Return rows of SELECT_PAGE as list_page does, also in examples/rqlite.py."""
+    """Return a page, as list_page does. `rows` are those of SELECT_PAGE.
+
+    A function, because examples/rqlite.py uses it, too.
+    """
     page = rows[:limit]
     last_id = page[-1][0] if len(rows) > limit else None
     return "[" + ",\n".join([pet for _, pet in page]) + "]", last_id
@@ -211,7 +214,7 @@ def translated_errors(path: str, default_hint: str | None = None) -> Iterator[No
     """
     try:
         yield  # The `with` block runs here (docs.python.org/3/library/contextlib.html).
-    except OSError as error:  # `Wal` cannot open the file.
+    except OSError as error:  # `Wal` (below) cannot open the file.
         raise StorageUnavailable(f"{path}: {error}") from error
     except sqlite3.Error as error:
         hint = HINTS.get(main_code(error), default_hint)
@@ -263,12 +266,13 @@ class Wal:
     """The WAL, opened to sync it.
 
     SQLite would sync the WAL in each commit, while the thread has the lock. `Database`
-    turns that off, and syncs here instead, without the lock. Any number of threads may
+    turns that off, and syncs here instead, without its lock. Any number of threads may
     wait in `sync` at the same time: Linux flushes the disk once for all of them (group
-    commit). A sync waits for all that was written to the file, also by SQLite through
-    its own descriptor (the number of an open file).
+    commit).
 
-    If the disk reports an error, the next sync of each descriptor raises it, once. A
+    A descriptor is the number of an open file. SQLite has one of its own for the WAL.
+    A sync waits for all that was written to the file, through any descriptor. If the
+    disk reports an error, the next sync of each descriptor raises it, once. A
     descriptor that was opened later may never raise it. So the WAL is opened before the
     first commit, and stays open.
     """
@@ -439,10 +443,10 @@ class Database:
         SQLite copies the WAL, too, when its connection closes, but not if the file was
         moved. So this method copies it first.
 
-        Not after a failed sync: then the WAL may have a gap, and must stay as it is.
-        SQLite syncs the WAL before it copies it, and its own descriptor raises the
-        error once. The closing connection has to get this error: then it copies
-        nothing. A copy by this method would use the error up.
+        After a failed sync, it does not, because the WAL may have a gap. SQLite syncs
+        the WAL before each copy, and its own descriptor raises the error once. So a
+        copy here would fail, but the second one, when the connection closes, would
+        succeed. If it is the only one, it fails, and the WAL stays as it is.
         """
         with self._lock:
             if self._connection is None:
