@@ -79,7 +79,7 @@ def test_the_python_client_says_what_is_wrong_without_a_traceback(
     for client, beginning in (
         (refused, '401: {"code":"invalid_api_key",'),
         (html, "414: <html>"),
-        (stopped, "No answer that can be used: <urlopen error"),
+        (stopped, "URLError: <urlopen error"),
     ):
         assert client.returncode == 1
         assert client.stderr.startswith(beginning)
