@@ -446,7 +446,8 @@ class Database:
         After a failed sync, it does not, because the WAL may have a gap. SQLite syncs
         the WAL before each copy, and its own descriptor raises the error once. So a
         copy here would fail, but the second one, when the connection closes, would
-        succeed. If it is the only one, it fails, and the WAL stays as it is.
+        succeed. If it is the only one, it fails, and the WAL stays as it is. (Not if
+        a checkpoint of SQLite in a commit has got the error before.)
         """
         with self._lock:
             if self._connection is None:
