@@ -23,7 +23,7 @@ def test_schemathesis_finds_no_response_that_the_document_lacks(database: Path) 
         assert "Traceback" not in service.log()
 
 
-def test_the_javascript_client_follows_every_page(database: Path) -> None:
+def test_the_javascript_client_adds_a_pet_and_lists_all(database: Path) -> None:
     [program] = blocks(API, "A client in JavaScript", "js")
     node = ("node", "--input-type=module", "--eval")
     with serving(database) as service:
@@ -33,7 +33,9 @@ def test_the_javascript_client_follows_every_page(database: Path) -> None:
         refused = run(*node, program)
         listed = run(*node, program.replace("demo-key", KEY))
     stopped = run(*node, program)
-    assert listed.stdout.splitlines() == [f"{number} Rex" for number in range(1, 22)]
+    added, *pets = listed.stdout.splitlines()
+    assert added == "{ id: 22, name: 'Rex', categoryId: 1, status: 'available' }"
+    assert pets == [f"{number} Rex" for number in range(1, 23)]
     assert (listed.returncode, listed.stderr) == (0, "")
     assert (refused.returncode, stopped.returncode) == (1, 1)
     assert '{"code":"invalid_api_key",' in refused.stderr
