@@ -3,8 +3,8 @@
 import subprocess
 from pathlib import Path
 
-from tests.helpers import KEY, NEW_PET
-from tests.service import GUNICORN, ROOT, environment, run, serving
+from tests.helpers import KEY
+from tests.service import GUNICORN, ROOT, add_pets, environment, run, serving
 from tests.test_readme import API, blocks
 
 
@@ -27,8 +27,7 @@ def test_the_javascript_client_adds_a_pet_and_lists_all(database: Path) -> None:
     [program] = blocks(API, "A client in JavaScript", "js")
     node = ("node", "--input-type=module", "--eval")
     with serving(database) as service:
-        for _ in range(21):
-            service.request("POST", "/v1/pets", NEW_PET)
+        add_pets(service, 21)
         program = program.replace("127.0.0.1:5000", service.address())
         refused = run(*node, program)
         listed = run(*node, program.replace("demo-key", KEY))

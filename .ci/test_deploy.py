@@ -6,7 +6,7 @@ import socket
 import ssl
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from http.client import HTTPSConnection
 from itertools import groupby
@@ -15,16 +15,16 @@ from pathlib import Path
 import pytest
 
 from storage import PetStore
-from tests.helpers import KEY, NEW_PET, open_store, other_program
+from tests.helpers import KEY, NEW_PET, is_in_wal_mode, open_store, other_program
 from tests.service import (
     GUNICORN,
     ROOT,
     TIMEOUT,
     Response,
     Service,
-    add_pets_until_refused,
     run,
     serving,
+    start_writers,
 )
 
 BACKUP, RESTORE = str(ROOT / "deploy" / "backup"), str(ROOT / "deploy" / "restore")
@@ -94,14 +94,12 @@ def test_a_backup_has_every_pet_that_was_acknowledged_before(
         assert acknowledged <= set(stored)
         line = f"Copied {database} to {file}: {len(stored)} pets.\n"
         assert (ended.stdout, ended.stderr) == (line, "")
-        # Not in WAL mode (sqlite.org/fileformat2.html), and for its user only.
-        assert file.read_bytes()[18:20] == b"\1\1"
-        assert file.stat().st_mode & 0o077 == 0
+        assert not is_in_wal_mode(file)
+        assert file.stat().st_mode & 0o077 == 0  # Only for its user.
         file.unlink()
 
     with ThreadPoolExecutor(8) as threads, serving(database) as service:
-        for number in range(8):
-            threads.submit(add_pets_until_refused, service, number, names)
+        start_writers(threads, service, names, 10)
         for _ in range(5):
             back_up()
         service.kill()
@@ -232,15 +230,10 @@ def test_a_service_that_was_not_stopped_is_503_until_it_is_restarted(
     rex: Path, database: Path
 ) -> None:
     names: list[str] = []
-    with ThreadPoolExecutor(4) as threads, serving(database) as service:
-        writers = [
-            threads.submit(add_pets_until_refused, service, number, names)
-            for number in range(4)
-        ]
-        while len(names) < 10:
-            assert not wait(writers, 0.01, FIRST_COMPLETED).done
+    with ThreadPoolExecutor(8) as threads, serving(database) as service:
+        writers = start_writers(threads, service, names, 10)
         run(RESTORE, str(rex), str(database))
-        assert [writer.result(TIMEOUT) for writer in writers] == [503] * 4
+        assert [writer.result(TIMEOUT) for writer in writers] == [503] * 8
         assert service.request("GET", "/healthz").status == 503
         service.stop()
     assert set(names_in(database)) == {"Rex"}

@@ -5,7 +5,6 @@ Each test has a service, a database and a browser context of its own.
 
 import json
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 from playwright.sync_api import Locator, Page, Route, expect
 
 from tests.helpers import KEY, NEW_PET
-from tests.service import FLASK, GUNICORN, TIMEOUT, Service, serving
+from tests.service import FLASK, GUNICORN, TIMEOUT, Service, add_pets, run, serving
 
 MAX_INT64 = 2**63 - 1
 MARKUP = "<img src=x onerror='document.title = 1'><script>alert(1)</script>"
@@ -128,20 +127,12 @@ def sent_methods(page: Page) -> list[str]:
     return [request.method for request in requests if request.resource_type == "fetch"]
 
 
-def add_pets(service: Service, count: int) -> None:
-    """Add pets without the page."""
-    for _ in range(count):
-        assert service.request("POST", "/v1/pets", NEW_PET).status == 201
-
-
 def run_curl_line(page: Page) -> str:
     """Run the curl line in a shell with the key, and return the body."""
     line = page.get_by_role("group", name="Request").inner_text()
-    command = f"{line.replace('<API_KEY>', KEY, 1)} --silent"
-    output = subprocess.check_output(
-        ["bash", "-c", command], text=True, timeout=TIMEOUT
-    )
-    return output.partition("\n\n")[2]
+    ended = run("bash", "-c", f"{line.replace('<API_KEY>', KEY, 1)} --silent")
+    assert ended.returncode == 0
+    return ended.stdout.partition("\n\n")[2]
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,11 @@ def create_other_store(path: Path) -> Path:
     return path
 
 
+def is_in_wal_mode(database: Path) -> bool:
+    """Return what the header of the file says (sqlite.org/fileformat2.html)."""
+    return database.read_bytes()[18:20] != b"\1\1"
+
+
 def wal_of(database: Path) -> Path:
     """Return the path of the WAL."""
     return Path(f"{database}-wal")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from contextlib import closing, contextmanager
 from email.message import Message
 from http.client import HTTPConnection, HTTPException
@@ -151,6 +152,12 @@ def serving(
         print(service.log())  # pytest shows this if the test fails.
 
 
+def add_pets(service: Service, count: int) -> None:
+    """Add pets called Rex."""
+    for _ in range(count):
+        assert service.request("POST", "/v1/pets", NEW_PET).status == 201
+
+
 def add_pets_until_refused(
     service: Service, writer: int, names: list[str]
 ) -> int | None:
@@ -170,3 +177,16 @@ def add_pets_until_refused(
                 return response.status
             names.append(name)
     raise AssertionError("no request was refused")
+
+
+def start_writers(
+    threads: Executor, service: Service, names: list[str], minimum: int
+) -> list[Future[int | None]]:
+    """Add pets in eight threads, and return them once so many names are noted."""
+    writers = [
+        threads.submit(add_pets_until_refused, service, number, names)
+        for number in range(8)
+    ]
+    while len(names) < minimum:
+        assert not wait(writers, 0.01, FIRST_COMPLETED).done
+    return writers

@@ -16,11 +16,7 @@ from tests.helpers import (
     needs_linux,
     post_pet,
 )
-from tests.service import (
-    FLASK,
-    GUNICORN,
-    serving,
-)
+from tests.service import FLASK, GUNICORN, serving
 
 
 @needs_linux

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from app import create_app
-from tests.helpers import KEY, NEW_PET, needs_linux
-from tests.service import GUNICORN, ROOT, run, serving
+from tests.helpers import KEY, needs_linux
+from tests.service import GUNICORN, ROOT, add_pets, run, serving
 
 README = (ROOT / "README.md").read_text("utf-8")
 API = (ROOT / "docs" / "api.md").read_text("utf-8")
@@ -57,8 +57,7 @@ def test_the_python_client_adds_a_pet_and_follows_every_page(database: Path) -> 
     [program] = blocks(API, "A client in Python", "python")
     command = ["env", f"PETSTORE_API_KEYS=demo-key,{KEY}", *GUNICORN]
     with serving(database, command) as service:
-        for _ in range(21):
-            service.request("POST", "/v1/pets", NEW_PET)
+        add_pets(service, 21)
         program = program.replace("127.0.0.1:5000", service.address())
         added, *listed = run("python", "-c", program).stdout.splitlines()
         assert added.startswith("{'id': 22, 'name': 'Rex', ")

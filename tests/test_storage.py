@@ -2,7 +2,7 @@
 
 import gc
 import os
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
 from typing import Any
@@ -20,12 +20,7 @@ from tests.helpers import (
     post_pet,
     wal_of,
 )
-from tests.service import (
-    TIMEOUT,
-    add_pets_until_refused,
-    run,
-    serving,
-)
+from tests.service import TIMEOUT, run, serving, start_writers
 
 
 def open_files(folder: Path) -> list[str]:
@@ -41,12 +36,7 @@ def open_files(folder: Path) -> list[str]:
 def test_no_pet_that_got_a_201_is_lost_by_kill_9(database: Path) -> None:
     names: list[str] = []
     with ThreadPoolExecutor(8) as threads, serving(database) as service:
-        writers = [
-            threads.submit(add_pets_until_refused, service, number, names)
-            for number in range(8)
-        ]
-        while len(names) < 200:
-            assert not wait(writers, 0.01, FIRST_COMPLETED).done
+        writers = start_writers(threads, service, names, 200)
         service.kill()
     assert [writer.result() for writer in writers] == [None] * 8
     stored = [pet["name"] for pet in all_pets(create_client(database))]
