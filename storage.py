@@ -257,7 +257,7 @@ def prepare(connection: sqlite3.Connection, path: str) -> None:
         connection.execute("PRAGMA journal_mode = WAL")
     except sqlite3.OperationalError as error:
         # Another process of the service may be setting the mode now: go on. If another
-        # program prevents it, there is no WAL, and `Wal` raises for each request.
+        # program prevents it, the WAL is missing, and `Wal` raises for each request.
         if main_code(error) != sqlite3.SQLITE_BUSY:
             raise
 
@@ -324,7 +324,7 @@ def file_at(path: str) -> list[tuple[int, int]]:
     The list is empty if no file is there.
     """
     if path == IN_MEMORY:
-        return []  # There is no file, so the list stays the same.
+        return []  # Without a file, the list stays the same.
     try:
         target, link = os.stat(path), os.lstat(path)
     except OSError:
@@ -340,7 +340,7 @@ class Database:
     checkpoint, which SQLite adds to a commit about every 4 MB of the WAL: then this
     commit syncs both files, and all wait.)
 
-    In memory, there is no file and no WAL: nothing is synced, and `_wal` stays None.
+    A database in memory has no file and no WAL: nothing is synced, and `_wal` is None.
     """
 
     def __init__(self, path: str) -> None:
@@ -453,14 +453,13 @@ class Database:
             if self._connection is None:
                 return
             if self._wal:
-                has_failed = self._wal.has_failed()
-                if not has_failed:
+                if not self._wal.has_failed():
                     with suppress(sqlite3.Error):  # If it fails, the WAL stays.
                         self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                 # Before the connection: Windows lets nobody remove an open file.
                 self._wal.close()
                 # After a failed sync, keep it: it still refuses a late `add`.
-                if not has_failed:
+                if not self._wal.has_failed():
                     self._wal = None
             self._connection.close()
             self._connection = None
