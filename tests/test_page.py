@@ -1,4 +1,4 @@
-"""The page at / through HTTP. .ci/test_page.py tries it in a browser."""
+"""The page at / through HTTP. system/test_page.py tries it in a browser."""
 
 import re
 from base64 import b64encode
