@@ -5,6 +5,7 @@ The contract is the Animal Store Service Interface 1.0.0. openapi.json describes
 
 import json
 import os
+import weakref
 from base64 import b64encode
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -21,7 +22,7 @@ import auth
 import errors
 import schemas
 from errors import ServiceError
-from storage import PetStore, StorageUnavailable, Store
+from storage import Database, PetStore, SqliteFile, StorageUnavailable
 
 # Our decision, because the contract names no date: the day of the first version.
 DEPRECATED_AT = datetime(2026, 11, 20, tzinfo=UTC)
@@ -74,12 +75,12 @@ class StartError(ClickException, RuntimeError):
 
 
 def create_app(
-    config: Mapping[str, Any] | None = None, store: Store | None = None
+    config: Mapping[str, Any] | None = None, database: Database | None = None
 ) -> Flask:
     """Return the WSGI application.
 
     API_KEYS and DATABASE are taken from `config`, or from PETSTORE_API_KEYS and
-    PETSTORE_DATABASE in the environment. If `store` is given, DATABASE is ignored.
+    PETSTORE_DATABASE in the environment. If `database` is given, DATABASE is ignored.
     Raise StartError if a setting cannot be used.
     """
     # Without a static_folder, /static/... is a 404 for every method.
@@ -94,7 +95,10 @@ def create_app(
     app.url_map.merge_slashes = False
     # app.extensions lives as long as the application. g lives only for one request.
     app.extensions["api_keys"] = read_api_keys(app)
-    app.extensions["store"] = open_store(app) if store is None else store
+    if database is None:
+        app.extensions["store"] = open_store(app)
+    else:
+        app.extensions["store"] = PetStore(database)
     app.register_blueprint(v1)
     app.register_blueprint(public)
     app.after_request(add_headers)
@@ -113,7 +117,7 @@ def read_api_keys(app: Flask) -> list[bytes]:
         raise StartError(f"PETSTORE_API_KEYS: {error}.") from error
 
 
-def open_store(app: Flask) -> Store:
+def open_store(app: Flask) -> PetStore:
     """Return the store for the setting DATABASE, or raise StartError."""
     try:
         path = app.config["DATABASE"]
@@ -121,13 +125,17 @@ def open_store(app: Flask) -> Store:
             Path(app.instance_path).mkdir(exist_ok=True)
             path = Path(app.instance_path, "pets.db")
         # It may be a str or a Path. Path raises TypeError for anything else.
-        return PetStore(str(Path(path)))
+        database = SqliteFile(str(Path(path)))
     except StorageUnavailable as error:
         raise StartError(f"PETSTORE_DATABASE: {error}.") from error
     except (OSError, TypeError, ValueError) as error:
         # The default folder cannot be created, or the path is not valid.
         reason = f"{error}; set it to the path of a file"
         raise StartError(f"PETSTORE_DATABASE: {reason}.") from error
+    store = PetStore(database)
+    # Python calls this when the program ends, or when nothing refers to the store.
+    weakref.finalize(store, database.close)
+    return store
 
 
 @v1.before_request
@@ -221,9 +229,9 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
-def get_store() -> Store:
+def get_store() -> PetStore:
     """Return the store of the current application."""
-    store: Store = current_app.extensions["store"]
+    store: PetStore = current_app.extensions["store"]
     return store
 
 

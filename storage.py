@@ -5,18 +5,18 @@ file, the write-ahead log (WAL), for example `pets.db-wal`. Later, in a checkpoi
 copies the WAL into `pets.db`.
 
 The operating system first keeps in memory what a program writes to a file. A sync waits
-until the file is on the disk. Without a sync, a loss of power may undo a commit.
+until the file is on the disk. Without a sync, a loss of power may undo a commit. So
+SQLite syncs the WAL in each commit. As this may take some milliseconds, threads that
+write at the same time share a commit: the class `SqliteFile` does this.
 """
 
 import os
 import sqlite3
-import time
-import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
+from copy import copy
 from threading import Lock
-from typing import Any
+from typing import Any, Protocol
 
 # The user_version of the file, a number that SQLite leaves to the application.
 SCHEMA_VERSION = 1
@@ -96,27 +96,37 @@ class StorageUnavailable(Exception):
     """The store cannot do what it was asked. The message says why."""
 
 
-class Store(ABC):
-    """What the application needs to store pets.
+class Database(Protocol):
+    """What `PetStore` needs: a database that executes SQLite's SQL.
 
-    An abstract base class (ABC) lists methods. Python refuses to create a store that
-    lacks one of them. A store also keeps these promises, or its documentation says when
-    it does not:
+    A protocol (typing.Protocol) lists methods. Any class that has them is a Database.
+    It also keeps these promises, or its documentation says when it does not:
 
     - Any number of threads may call the methods at once.
-    - The JSON of a pet is an object with id, name, categoryId and status.
-    - A name is any string that UTF-8 can encode, U+0000 included. A category id is any
-      64-bit integer. Both are returned exactly as they were given.
-    - Ids grow, and none is used again. Pets appear in the order of their ids. (In many
-      databases, an id is assigned before the commit, so pet 8 may appear before pet 7.
-      Then a client that asks for the pets after 8 never sees pet 7.)
-    - If `add` returns, the pet is stored for good. If `add` raises an exception, the
-      pet is not stored, unless Ctrl-C or a lack of memory has interrupted `add`.
-    - If the store cannot answer, a method raises StorageUnavailable within about five
-      seconds.
+    - Texts are any strings that UTF-8 can encode, U+0000 included. Integers have up to
+      64 bits. Both are returned exactly as they were given.
+    - Rows appear in the order of their ids. (In many databases, an id is assigned
+      before the commit, so pet 8 may appear before pet 7. Then a client that asks for
+      the pets after 8 never sees pet 7.)
+    - If `write` returns, the changes are stored for good. If it raises an exception,
+      nothing has changed, unless Ctrl-C has interrupted it.
+    - If the database cannot answer, a method raises StorageUnavailable within about
+      five seconds.
     """
 
-    @abstractmethod
+    def read(self, sql: str, values: Values) -> Rows:
+        """Return the rows of a query."""
+
+    def write(self, sql: str, values: Values) -> Rows:
+        """Return the rows of a statement once its changes are stored."""
+
+
+class PetStore:
+    """The pets in a database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
     def list_page(
         self, *, limit: int, status: str | None, after: int
     ) -> tuple[str, int | None]:
@@ -125,54 +135,15 @@ class Store(ABC):
         The page has at most `limit` pets, ordered by id. Each id is larger than
         `after`. If `status` is not None, each pet has this status.
         """
-
-    @abstractmethod
-    def add(self, *, name: str, category_id: int, status: str) -> tuple[int, str]:
-        """Store a pet, and return its id and its JSON."""
-
-    @abstractmethod
-    def get(self, pet_id: int) -> str | None:
-        """Return the JSON of a pet, or None if no pet has this id."""
-
-    @abstractmethod
-    def check(self) -> None:
-        """Raise StorageUnavailable if the store cannot answer a query."""
-
-
-class PetStore(Store):
-    """The pets in an SQLite file, or in memory if the path is `:memory:`.
-
-    Two promises of `Store` may fail, but only if power is lost, or if the disk is full
-    or fails:
-
-    - If `add` raises an exception, the pet may be stored. If `add` returns at the
-      moment when the disk fails, the pet may be lost.
-    - An id may be used again: a list may show a pet before it is on the disk. If the
-      pet is lost then, a new pet may get its id. A client that has followed the pages
-      beyond this id misses the new pet.
-    """
-
-    def __init__(self, path: str) -> None:
-        """Create the file if it is missing, and check it if it is there.
-
-        Raise StorageUnavailable if it cannot be used.
-        """
-        self._database = Database(path)
-        # Call `close()` last. If nobody does, Python does, when the program ends or
-        # nothing refers to this store. (finalize refers to what it calls. This must not
-        # be a method of the store, which would refer to the store.)
-        self.close = weakref.finalize(self, self._database.close)
-
-    def list_page(
-        self, *, limit: int, status: str | None, after: int
-    ) -> tuple[str, int | None]:
-        """Return a page as a JSON array, and its last id if another page follows."""
         sql = SELECT_PAGE if status is None else SELECT_PAGE_OF_STATUS
         values = {"limit": limit, "status": status, "after": after}
-        return to_page(self._database.read(sql, values), limit)
+        rows = self._database.read(sql, values)
+        page = rows[:limit]
+        last_id = page[-1][0] if len(rows) > limit else None
+        return "[" + ",\n".join([pet for _, pet in page]) + "]", last_id
 
     def add(self, *, name: str, category_id: int, status: str) -> tuple[int, str]:
-        """Store a pet on the disk, and return its id and its JSON."""
+        """Store a pet, and return its id and its JSON."""
         values = {"name": name, "category_id": category_id, "status": status}
         [(pet_id, pet)] = self._database.write(INSERT_PET, values)
         return pet_id, pet
@@ -183,19 +154,8 @@ class PetStore(Store):
         return rows[0][0] if rows else None
 
     def check(self) -> None:
-        """Raise StorageUnavailable if a query fails, or if a sync has failed."""
+        """Raise StorageUnavailable if the database cannot answer a query."""
         self._database.read(READ_PROBE, {})
-        self._database.check_wal()
-
-
-def to_page(rows: Rows, limit: int) -> tuple[str, int | None]:
-    """Return a page, as list_page does. `rows` are those of SELECT_PAGE.
-
-    A function, because examples/rqlite.py uses it, too.
-    """
-    page = rows[:limit]
-    last_id = page[-1][0] if len(rows) > limit else None
-    return "[" + ",\n".join([pet for _, pet in page]) + "]", last_id
 
 
 def main_code(error: sqlite3.Error) -> int:
@@ -207,15 +167,13 @@ def main_code(error: sqlite3.Error) -> int:
 
 @contextmanager
 def translated_errors(path: str, default_hint: str | None = None) -> Iterator[None]:
-    """Turn an error of SQLite or the system in a `with` block into StorageUnavailable.
+    """Turn an error of SQLite in a `with` block into StorageUnavailable.
 
     An error of SQLite that HINTS does not list gets the default hint. Without one, it
     is raised as it is.
     """
     try:
         yield  # The `with` block runs here (docs.python.org/3/library/contextlib.html).
-    except OSError as error:  # `Wal` (below) cannot open the file.
-        raise StorageUnavailable(f"{path}: {error}") from error
     except sqlite3.Error as error:
         hint = HINTS.get(main_code(error), default_hint)
         if hint is None:
@@ -223,13 +181,13 @@ def translated_errors(path: str, default_hint: str | None = None) -> Iterator[No
         raise StorageUnavailable(f"{path}: {error}; {hint}") from error
 
 
-def connect(path: str, timeout: float) -> sqlite3.Connection:
-    """Return a connection that waits up to `timeout` seconds for other programs."""
+def connect(path: str) -> sqlite3.Connection:
+    """Return a connection that waits up to BUSY_TIMEOUT for other programs."""
     return sqlite3.connect(
         path,
-        timeout=timeout,
+        timeout=BUSY_TIMEOUT,
         isolation_level=None,  # Each statement commits itself, unless BEGIN came first.
-        check_same_thread=False,  # `Database` lets one thread use it at a time.
+        check_same_thread=False,  # `SqliteFile` lets one thread use it at a time.
     )
 
 
@@ -249,7 +207,7 @@ def prepare(connection: sqlite3.Connection, path: str) -> None:
         elif version != SCHEMA_VERSION:
             raise StorageUnavailable(
                 f"{path}: it is not a pet store of version {SCHEMA_VERSION} (its "
-                f"user_version is {version}); choose another file, or upgrade this one"
+                f"user_version is {version}); choose another file"
             )
         connection.execute(WRITE_PROBE)
     try:
@@ -257,63 +215,24 @@ def prepare(connection: sqlite3.Connection, path: str) -> None:
         connection.execute("PRAGMA journal_mode = WAL")
     except sqlite3.OperationalError as error:
         # Another process of the service may be setting the mode now: go on. If another
-        # program prevents it, the WAL is missing, and `Wal` raises for each request.
+        # program prevents it, `SqliteFile` syncs as safely without a WAL.
         if main_code(error) != sqlite3.SQLITE_BUSY:
             raise
 
 
-class Wal:
-    """The WAL, opened to sync it.
+def try_to_execute(
+    connection: sqlite3.Connection, sql: str, values: Values
+) -> Rows | Exception:
+    """Execute a statement in a transaction. Return its rows, or its exception.
 
-    SQLite would sync the WAL in each commit, while the thread has the lock. `Database`
-    turns that off, and syncs here instead, without its lock. Any number of threads may
-    wait in `sync` at the same time: Linux flushes the disk once for all of them (group
-    commit).
-
-    A descriptor is the number of an open file. SQLite has one of its own for the WAL.
-    A sync waits for all that was written to the file, through any descriptor. If the
-    disk reports an error, the next sync of each descriptor raises it, once. A
-    descriptor that was opened later may never raise it. So the WAL is opened before the
-    first commit, and stays open.
+    Raise the exception if SQLite has undone all statements of the transaction.
     """
-
-    def __init__(self, path: str) -> None:
-        """Open the WAL. Raise OSError if it cannot be opened."""
-        self._path = path
-        # Windows syncs only what is open for writing.
-        flags = os.O_RDWR if os.name == "nt" else os.O_RDONLY
-        self._descriptor = os.open(path, flags)
-        self._error: OSError | None = None
-
-    def sync(self) -> None:
-        """Wait until the WAL is on the disk, or raise as `check` does."""
-        try:
-            # macOS and Windows have no fdatasync.
-            getattr(os, "fdatasync", os.fsync)(self._descriptor)
-        except OSError as error:
-            self._error = error
-        # All threads use this descriptor, and only one of them gets the error.
-        self.check()
-
-    def check(self) -> None:
-        """Raise StorageUnavailable if a sync has failed since the WAL was opened.
-
-        Then a commit may be missing in the WAL on the disk. After a loss of power,
-        SQLite reads the WAL up to this gap only, so later commits would be lost, too.
-        """
-        if self.has_failed():
-            raise StorageUnavailable(
-                f"{self._path}: a sync has failed ({self._error}); check the disk, and "
-                "restart the service"
-            )
-
-    def has_failed(self) -> bool:
-        """Return whether a sync has failed."""
-        return self._error is not None
-
-    def close(self) -> None:
-        """Close the WAL."""
-        os.close(self._descriptor)
+    try:
+        return connection.execute(sql, values).fetchall()
+    except Exception as error:
+        if not connection.in_transaction:
+            raise
+        return error
 
 
 def file_at(path: str) -> list[tuple[int, int]]:
@@ -323,8 +242,8 @@ def file_at(path: str) -> list[tuple[int, int]]:
     Only the second pair changes after `mv pets.db moved.db; ln -s moved.db pets.db`.
     The list is empty if no file is there.
     """
-    if path == IN_MEMORY:
-        return []  # Without a file, the list stays the same.
+    if path == IN_MEMORY:  # Even if a file has this name.
+        return []
     try:
         target, link = os.stat(path), os.lstat(path)
     except OSError:
@@ -332,19 +251,37 @@ def file_at(path: str) -> list[tuple[int, int]]:
     return [(target.st_dev, target.st_ino), (link.st_dev, link.st_ino)]
 
 
-class Database:
-    """An SQLite database with one connection for all threads.
+class Batch:
+    """Statements of several threads that one of them commits, in one transaction."""
 
-    A thread uses the connection only while it has the lock. It releases the lock before
-    it waits for the disk or for another program, so the others go on. (Except in a
-    checkpoint, which SQLite adds to a commit about every 4 MB of the WAL: then this
-    commit syncs both files, and all wait.)
+    def __init__(self) -> None:
+        # One for each batch: with one for all, a thread whose statement is committed
+        # would also wait for the commits of later batches.
+        self.lock = Lock()
+        self.statements: list[tuple[str, Values]] = []
+        # The rows of each statement, or its exception. Empty until the commit.
+        self.results: list[Rows | Exception] = []
 
-    A database in memory has no file and no WAL: nothing is synced, and `_wal` is None.
+
+class SqliteFile:
+    """A Database: an SQLite file, or a database in memory.
+
+    One connection reads, and another one writes. In WAL mode, neither waits for the
+    other. A thread uses `_reader` only with `_reader_lock`, and `_writer` only with
+    `_writer_lock`. In memory, there is only `_writer`.
+
+    Threads that write at the same time share a commit (group commit):
+
+    1. While a batch is committed, each thread adds its statement to the next batch.
+    2. Then it waits for the lock of this batch. The first thread that gets the lock
+       commits the batch. The others then find their results.
     """
 
     def __init__(self, path: str) -> None:
-        """Create the schema in an empty file, or check that it is there."""
+        """Create the file if it is missing, and check it if it is there.
+
+        Raise StorageUnavailable if it cannot be used.
+        """
         if sqlite3.sqlite_version_info < (3, 38):
             found = sqlite3.sqlite_version
             raise StorageUnavailable(f"SQLite is {found}, but 3.38 or newer is needed")
@@ -353,113 +290,133 @@ class Database:
         not_a_store = "it is not a pet store; choose another file"
         with (
             translated_errors(self._path, not_a_store),
-            # Closed at once: `_get_connection` says why.
-            closing(connect(self._path, BUSY_TIMEOUT)) as connection,
+            # Closed at once: `_connect` says why.
+            closing(connect(self._path)) as connection,
         ):
             prepare(connection, self._path)
-        self._file_at_startup = file_at(self._path)
-        self._lock = Lock()
-        self._connection: sqlite3.Connection | None = None
-        self._wal: Wal | None = None
+        self._file = file_at(self._path)
+        # If the path is a symbolic link, the WAL is beside the file itself.
+        self._wal_path = os.path.realpath(self._path) + "-wal"
+        self._wal: list[tuple[int, int]] = []  # `_connect` sets it.
+        self._reader_lock = Lock()
+        self._reader: sqlite3.Connection | None = None
+        self._writer_lock = Lock()
+        self._writer: sqlite3.Connection | None = None
+        self._next_batch_lock = Lock()
+        self._next_batch = Batch()
 
     def read(self, sql: str, values: Values) -> Rows:
-        """Return the rows of a query."""
-        with translated_errors(self._path):
-            return self._execute(sql, values)
+        """Return the rows of a query. It sees a commit only after its sync."""
+        if self._path == IN_MEMORY:
+            return self.write(sql, values)
+        with translated_errors(self._path), self._reader_lock:
+            self._require_same_files()
+            if self._reader is None:
+                self._reader = self._connect()
+            return self._reader.execute(sql, values).fetchall()
 
     def write(self, sql: str, values: Values) -> Rows:
-        """Return the rows of a statement once its changes are on the disk."""
-        self.check_wal()  # After a failed sync, only reads go on.
+        """Return the rows of a statement once its changes are on the disk.
+
+        If a sync fails, SQLite undoes the commit, and the next one overwrites it in the
+        WAL. (Only if the process is killed before, the changes may be stored.)
+        """
+        with self._next_batch_lock:
+            batch = self._next_batch
+            number = len(batch.statements)
+            batch.statements.append((sql, values))
+        with batch.lock:
+            if not batch.results:
+                self._commit(batch)
+        result = batch.results[number]
+        if isinstance(result, list):
+            return result
         with translated_errors(self._path):
-            rows = self._execute(sql, values)
-        if wal := self._wal:  # A local name, because `close` may set None meanwhile.
-            wal.sync()  # Without the lock.
-        return rows
+            # Other threads may raise the same exception, and each would add its
+            # traceback to it. So each raises a copy.
+            raise copy(result) from result
 
-    def check_wal(self) -> None:
-        """Raise StorageUnavailable if a sync of the WAL has failed."""
-        if wal := self._wal:
-            wal.check()
+    def _commit(self, batch: Batch) -> None:
+        """Execute the statements of a batch, and set its results.
 
-    def _execute(self, sql: str, values: Values) -> Rows:
-        """Execute a statement, commit it, and return its rows.
-
-        If another program has locked the file, try again until BUSY_TIMEOUT is over.
-        (SQLite's own time-out is 0: it would wait while this thread has the lock.)
+        If another program has locked the file, this takes up to BUSY_TIMEOUT, after as
+        long a wait for the batch before.
         """
-        deadline = time.monotonic() + BUSY_TIMEOUT
-        while True:
-            try:
-                with self._lock:
-                    self._require_same_file()
-                    connection = self._get_connection()
-                    # A statement commits when its last row is fetched. So fetch all
-                    # rows here: later, this thread no longer has the lock.
-                    return connection.execute(sql, values).fetchall()
-            except sqlite3.OperationalError as error:
-                # Busy: SQLite has undone the statement, so it may be repeated.
-                is_busy = main_code(error) == sqlite3.SQLITE_BUSY
-                if not is_busy or time.monotonic() > deadline:
-                    raise
-            time.sleep(0.01)
+        with self._writer_lock:
+            with self._next_batch_lock:
+                self._next_batch = Batch()
+            # If Ctrl-C interrupts this thread, these results remain. Without any, the
+            # next thread would execute the statements again.
+            error = RuntimeError("Ctrl-C has interrupted the thread that commits")
+            batch.results = [error] * len(batch.statements)
+            batch.results = self._execute(batch.statements)
 
-    def _require_same_file(self) -> None:
-        """Raise StorageUnavailable if another file or none is at the path.
+    def _execute(self, statements: list[tuple[str, Values]]) -> list[Rows | Exception]:
+        """Execute statements in one transaction, and return their results."""
+        try:
+            self._require_same_files()
+            if self._writer is None:
+                self._writer = self._connect()
+            with self._writer:  # Commits at its end, or rolls back after an exception.
+                self._writer.execute("BEGIN IMMEDIATE")
+                return [try_to_execute(self._writer, *each) for each in statements]
+        except Exception as error:
+            return [error] * len(statements)
 
-        SQLite finds the WAL by its name. If somebody replaces `pets.db`, SQLite would
-        copy the WAL of the old file into the new file.
+    def _connect(self) -> sqlite3.Connection:
+        """Return a new connection.
+
+        Not before the first request: with preload_app, gunicorn forks (copies the
+        process) before it, and SQLite does not support open connections in the copy.
         """
-        if file_at(self._path) != self._file_at_startup:
-            raise StorageUnavailable(
-                f"{self._path}: the file was moved, removed or replaced; put it back, "
-                "or restart the service, which uses or creates the file at this path"
-            )
-
-    def _get_connection(self) -> sqlite3.Connection:
-        """Return the connection. Open it, and the WAL, at the first use.
-
-        Not earlier: with preload_app, gunicorn forks (copies the process) before the
-        first request, and SQLite does not support open connections in the copy.
-        """
-        if self._connection is None:
-            connection = connect(self._path, timeout=0)  # `_execute` waits instead.
+        connection = connect(self._path)
+        try:
             if self._path == IN_MEMORY:
                 # In memory, each connection has a new database. Prepare this one, too.
                 prepare(connection, self._path)
-            self._connection = connection
-        # A step of its own: if it fails, the next statement tries again.
-        if self._wal is None and self._path != IN_MEMORY:
-            # By default (FULL), SQLite syncs the WAL in each commit. With NORMAL, it
-            # does not: `write` does, without the lock.
-            self._connection.execute("PRAGMA synchronous = NORMAL")
-            self._connection.execute(READ_PROBE).fetchall()  # This creates the WAL.
-            # If the path is a symbolic link, the WAL is beside the file itself.
-            self._wal = Wal(os.path.realpath(self._path) + "-wal")
-        return self._connection
+            # Sync in each commit. FULL does so, too, but without a WAL (see prepare),
+            # only EXTRA also syncs the folder.
+            connection.execute("PRAGMA synchronous = EXTRA")
+            # To read the file, SQLite opens the WAL. From then on, no other program
+            # removes it when it closes the file.
+            connection.execute("PRAGMA user_version").fetchone()
+            # Again: the file may have been replaced just before it was opened.
+            self._require_same_files()
+        except BaseException:
+            connection.close()
+            raise
+        if not self._wal:
+            self._wal = file_at(self._wal_path)
+        return connection
+
+    def _require_same_files(self) -> None:
+        """Raise StorageUnavailable if the file or its WAL is not at its path any more.
+
+        A program that opens a file takes any WAL that is beside it for its own. So if
+        somebody replaces `pets.db`, it would copy the old pets into the new file. And
+        if somebody removes the WAL, no program would find the pets in it.
+        """
+        for path, file in (self._path, self._file), (self._wal_path, self._wal):
+            if file and file_at(path) != file:
+                raise StorageUnavailable(
+                    f"{path}: the file was moved, removed or replaced; put it back, "
+                    "or restart the service"
+                )
 
     def close(self) -> None:
-        """Copy the WAL into the file, and close the WAL and the connection.
+        """Copy the WAL into the file, and close the connections.
 
-        SQLite copies the WAL, too, when its connection closes, but not if the file was
-        moved. So this method copies it first.
-
-        After a failed sync, it does not, because the WAL may have a gap. SQLite syncs
-        the WAL before each copy, and its own descriptor raises the error once. So a
-        copy here would fail, but the second one, when the connection closes, would
-        succeed. If it is the only one, it fails, and the WAL stays as it is. (Not if
-        a checkpoint of SQLite in a commit has got the error before.)
+        `create_app` lets Python call this at the end. SQLite copies the WAL, too, when
+        its last connection closes, but not if the file was moved. A later call of
+        `read` or `write` opens the file again.
         """
-        with self._lock:
-            if self._connection is None:
-                return
-            if self._wal:
-                if not self._wal.has_failed():
+        with self._reader_lock, self._writer_lock:
+            # Both: a process that only reads has no `_writer`, but the WAL may have
+            # pets of another process.
+            for connection in (self._reader, self._writer):
+                if connection is not None:
                     with suppress(sqlite3.Error):  # If it fails, the WAL stays.
-                        self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-                # Before the connection: Windows lets nobody remove an open file.
-                self._wal.close()
-                # After a failed sync, keep it: it still refuses a late `add`.
-                if not self._wal.has_failed():
-                    self._wal = None
-            self._connection.close()
-            self._connection = None
+                        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                    connection.close()
+            self._reader = self._writer = None
+            self._wal = []

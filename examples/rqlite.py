@@ -27,20 +27,12 @@ from flask import Flask
 
 import app
 import storage
-from storage import StorageUnavailable
+from storage import Rows, StorageUnavailable, Values
 
 # Seconds to wait for a node to accept a connection, and then for each part of its
 # answer.
 CONNECT_TIMEOUT = 1.0
 ANSWER_TIMEOUT = 3.0
-
-# The name comes in hexadecimal digits, because rqlite 8.31 and newer read a text like
-# x'41' as a BLOB.
-INSERT_PET = f"""
-    INSERT INTO pets (name, category_id, status)
-    VALUES (CAST(unhex(:name) AS TEXT), :category_id, :status)
-    RETURNING id, {storage.PET_JSON}
-"""
 
 HEADERS = {
     "Content-Type": "application/json",
@@ -59,44 +51,23 @@ def create_app() -> Flask:
                 f"RQLITE_NODES: {node!r} is not HOST:PORT; set it to the HTTP "
                 "addresses of the nodes, as in 10.0.0.1:4001,10.0.0.2:4001."
             )
-    return app.create_app(store=RqliteStore(nodes))
+    return app.create_app(database=Cluster(nodes))
 
 
-class RqliteStore(storage.Store):
-    """The pets in an rqlite cluster."""
+class Cluster:
+    """A Database: a cluster of rqlite nodes."""
 
     def __init__(self, nodes: list[str]) -> None:
         # In the order in which they are tried.
         self._nodes = nodes
 
-    def list_page(
-        self, *, limit: int, status: str | None, after: int
-    ) -> tuple[str, int | None]:
-        """Return a page as a JSON array, and its last id if another page follows."""
-        sql = storage.SELECT_PAGE if status is None else storage.SELECT_PAGE_OF_STATUS
-        rows = self._execute(sql, limit=limit, status=status, after=after)
-        return storage.to_page(rows, limit)
+    def read(self, sql: str, values: Values) -> Rows:
+        """Return the rows of a query."""
+        return self.write(sql, values)  # rqlite finds out that it changes nothing.
 
-    def add(self, *, name: str, category_id: int, status: str) -> tuple[int, str]:
-        """Store a pet, and return its id and its JSON."""
-        digits = name.encode().hex()
-        [(pet_id, pet)] = self._execute(
-            INSERT_PET, name=digits, category_id=category_id, status=status
-        )
-        return pet_id, pet
-
-    def get(self, pet_id: int) -> str | None:
-        """Return the JSON of a pet, or None if no pet has this id."""
-        rows = self._execute(storage.SELECT_PET, id=pet_id)
-        return rows[0][0] if rows else None
-
-    def check(self) -> None:
-        """Raise StorageUnavailable if the cluster cannot answer a query."""
-        self._execute(storage.READ_PROBE)
-
-    def _execute(self, sql: str, **values: object) -> list[Any]:
+    def write(self, sql: str, values: Values) -> Rows:
         """Return the rows of a statement. Create the schema if it is missing."""
-        statement = [sql, values]
+        statement = with_digits(sql, values)
         result = self._send(statement)
         if result.get("error") == "no such table: pets":
             result = self._send(
@@ -142,6 +113,19 @@ class RqliteStore(storage.Store):
         """Try this node last from now on."""
         # A new list: other threads may be reading the old one.
         self._nodes = [other for other in self._nodes if other != node] + [node]
+
+
+def with_digits(sql: str, values: Values) -> list[Any]:
+    """Return a statement that receives each text in hexadecimal digits.
+
+    rqlite 8.31 and newer read a text like x'41' as a BLOB.
+    """
+    parameters = dict(values)
+    for name, value in values.items():
+        if isinstance(value, str):
+            sql = re.sub(rf":{name}\b", f"CAST(unhex(:{name}) AS TEXT)", sql)
+            parameters[name] = value.encode().hex()
+    return [sql, parameters]
 
 
 def post(connection: HTTPConnection, statements: object) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
 from app import create_app
-from storage import PetStore, Store
+from storage import Database, PetStore, SqliteFile
 
 KEY = "test-key"
 NEW_PET = {"name": "Rex", "categoryId": 1}
@@ -23,19 +23,19 @@ needs_linux = pytest.mark.skipif(
 )
 
 
-def create_client(database: Path | str, store: Store | None = None) -> FlaskClient:
+def create_client(path: Path | str, database: Database | None = None) -> FlaskClient:
     """Return a client of a new application. It sends the key."""
-    client = create_app({"API_KEYS": KEY, "DATABASE": database}, store).test_client()
+    client = create_app({"API_KEYS": KEY, "DATABASE": path}, database).test_client()
     # Each request has this header.
     client.environ_base["HTTP_AUTHORIZATION"] = f"Bearer {KEY}"
     return client
 
 
-def open_store(path: Path, name: str) -> PetStore:
-    """Create a store with one pet of this name, and return it. It is still open."""
-    store = PetStore(str(path))
-    store.add(name=name, category_id=1, status="sold")
-    return store
+def open_store(path: Path, name: str) -> SqliteFile:
+    """Create a file with one pet of this name, and return it. It is still open."""
+    database = SqliteFile(str(path))
+    PetStore(database).add(name=name, category_id=1, status="sold")
+    return database
 
 
 def create_other_store(path: Path) -> Path:

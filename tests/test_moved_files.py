@@ -15,6 +15,7 @@ from tests.helpers import (
     create_other_store,
     needs_linux,
     post_pet,
+    wal_of,
 )
 from tests.service import FLASK, GUNICORN, serving
 
@@ -39,8 +40,7 @@ def test_a_moved_file_is_503_until_it_is_back(
         assert_unavailable(post_pet(file_client), file_client.get("/healthz"))
         assert_unavailable(file_client.get("/v1/pets"), file_client.get("/v1/pets/1"))
     assert caplog.messages[-1].endswith(
-        "the file was moved, removed or replaced; put it back, or restart the service, "
-        "which uses or creates the file at this path"
+        "the file was moved, removed or replaced; put it back, or restart the service"
     )
     assert database.exists() == (successor != "none")
     moved.replace(database)
@@ -107,3 +107,20 @@ def test_a_restart_uses_or_creates_the_file_at_the_path(
     assert all_pets(create_client(moved)) == pets
     names = [pet["name"] for pet in all_pets(create_client(database))]
     assert names == (["Tom"] if is_replaced else [])
+
+
+@needs_linux
+@pytest.mark.parametrize("suffixes", [["-wal"], ["-wal", "-shm"]])
+def test_a_removed_wal_is_503_and_a_restart_keeps_every_pet(
+    database: Path, suffixes: list[str]
+) -> None:
+    with serving(database) as service:
+        pets = [service.request("POST", "/v1/pets", NEW_PET).body for _ in range(3)]
+        for suffix in suffixes:
+            Path(f"{database}{suffix}").unlink()
+        assert service.request("POST", "/v1/pets", NEW_PET).status == 503
+        for path in ("/v1/pets", "/v1/pets/1", "/healthz"):
+            assert service.request("GET", path).status == 503
+        assert f"{wal_of(database)}: the file was moved, removed" in service.log()
+        assert service.stop() == 0
+    assert all_pets(create_client(database)) == pets

@@ -70,7 +70,7 @@ NOT_A_DATABASE = "file is not a database; choose another file, or restore a back
 CANNOT_OPEN = f"unable to open database file; {storage.CHECK_ACCESS}."
 OTHER_VERSION = (
     f"it is not a pet store of version {storage.SCHEMA_VERSION} (its user_version is "
-    "{}); choose another file, or upgrade this one."
+    "{}); choose another file."
 )
 NOT_A_STORE = "{}; it is not a pet store; choose another file."
 

@@ -1,16 +1,18 @@
-"""The store: pets that got a 201, pets in memory, and the end of a store."""
+"""The store: pets that got a 201, batches, pets in memory, and other databases."""
 
 import gc
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Barrier
 from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
+from werkzeug.test import TestResponse
 
+from storage import Rows, SqliteFile, StorageUnavailable, Values
 from tests.helpers import (
+    NEW_PET,
     add_pet,
     all_pets,
     assert_unavailable,
@@ -20,7 +22,7 @@ from tests.helpers import (
     post_pet,
     wal_of,
 )
-from tests.service import TIMEOUT, run, serving, start_writers
+from tests.service import run, serving, start_writers
 
 
 def open_files(folder: Path) -> list[str]:
@@ -29,7 +31,7 @@ def open_files(folder: Path) -> list[str]:
     return [file for file in files if file.startswith(str(folder))]
 
 
-# Pets that got a 201.
+# Pets that got a 201. system/test_disk.py shows that they are on the disk.
 
 
 @needs_linux
@@ -70,82 +72,110 @@ def test_a_program_may_end_while_its_threads_add_pets(database: Path) -> None:
     assert set(ended.stdout.splitlines()) <= stored
 
 
-@needs_linux
-def test_the_response_waits_until_the_wal_with_the_pet_is_on_the_disk(
-    file_client: FlaskClient, database: Path, monkeypatch: pytest.MonkeyPatch
+def test_sixteen_threads_may_send_the_first_requests(tmp_path: Path) -> None:
+    for number in range(20):
+        client = create_client(tmp_path / f"{number}.db")
+        with ThreadPoolExecutor(16) as threads:
+            lists = [threads.submit(all_pets, client) for _ in range(8)]
+            creates = [threads.submit(add_pet, client) for _ in range(8)]
+        pets = sorted((each.result() for each in creates), key=lambda pet: pet["id"])
+        assert all_pets(client) == pets
+        assert all(each.result() == pets[: len(each.result())] for each in lists)
+
+
+# A batch: the statements of threads that write at the same time.
+
+
+class Interrupt:
+    """A value that raises KeyboardInterrupt while it is stored, as Ctrl-C would."""
+
+    def __conform__(self, protocol: object) -> None:
+        raise KeyboardInterrupt
+
+
+def send_together(
+    client: FlaskClient, database: Path, paths: list[str]
+) -> tuple[list[TestResponse], list[BaseException]]:
+    """Post a pet to each path at the same time. Most requests share a batch.
+
+    Return the responses, and the exceptions that no response has.
+    """
+    with ThreadPoolExecutor(len(paths)) as threads:
+        # The first request waits for the lock. Meanwhile, the others join a batch.
+        with other_program(database, "BEGIN IMMEDIATE"):
+            futures = [
+                threads.submit(client.post, path, json={**NEW_PET, "name": f"{number}"})
+                for number, path in enumerate(paths)
+            ]
+            for _ in range(20):
+                all_pets(client)
+        errors = [future.exception() for future in futures]
+    responses = [future.result() for future in futures if not future.exception()]
+    return responses, [error for error in errors if error]
+
+
+def add_view(client: FlaskClient, **members: Any) -> None:
+    """Add a view at /x that adds a pet with these members, unchecked."""
+    store = client.application.extensions["store"]
+    values = {"name": "Rex", "category_id": 1, "status": "sold", **members}
+    client.application.add_url_rule(
+        "/x", view_func=lambda: store.add(**values), methods=["POST"]
+    )
+
+
+def names(pets: list[Any]) -> set[str]:
+    """Return the names of pets."""
+    return {pet["name"] for pet in pets}
+
+
+@pytest.mark.parametrize(
+    "members", [{"category_id": 2**63}, {"status": "lost"}, {"name": None}]
+)
+def test_a_statement_that_fails_fails_alone(
+    file_client: FlaskClient, database: Path, members: dict[str, Any]
 ) -> None:
-    synced = []
-
-    def sync(descriptor: int) -> None:
-        assert os.path.samestat(os.fstat(descriptor), wal_of(database).stat())
-        synced.append(all_pets(create_client(database)))
-
-    monkeypatch.setattr(os, "fdatasync", sync)
-    pets = [add_pet(file_client)]
-    assert synced == [pets]
-    pets.append(add_pet(file_client))
-    assert synced == [pets[:1], pets]
+    add_view(file_client, **members)
+    responses, _ = send_together(file_client, database, ["/v1/pets", "/x"] * 8)
+    statuses = [response.status_code for response in responses]
+    assert statuses == [201, 500] * 8
+    assert len(all_pets(file_client)) == 8
 
 
-@needs_linux
-def test_threads_that_add_pets_sync_at_the_same_time_and_hold_no_lock(
-    file_client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+def test_a_statement_that_undoes_the_transaction_fails_its_batch(
+    file_client: FlaskClient, database: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lists: list[list[Any]] = []
-    # One thread lists the pets once all eight wait for the disk.
-    all_sync = Barrier(8, lambda: lists.append(all_pets(file_client)), TIMEOUT)
-    monkeypatch.setattr(os, "fdatasync", lambda descriptor: all_sync.wait())
-    with ThreadPoolExecutor(8) as threads:
-        creates = [threads.submit(add_pet, file_client) for _ in range(8)]
-    added = sorted(create.result()["id"] for create in creates)
-    assert lists == [all_pets(file_client)]
-    assert added == [pet["id"] for pet in lists[0]] == list(range(1, 9))
+    trigger = (
+        "CREATE TRIGGER no_pet_15 BEFORE INSERT ON pets WHEN NEW.name = '15' "
+        "BEGIN SELECT RAISE(ROLLBACK, 'no pet 15'); END"
+    )
+    with other_program(database, trigger):
+        pass
+    responses, _ = send_together(file_client, database, ["/v1/pets"] * 16)
+    added = [each.get_json() for each in responses if each.status_code == 201]
+    refused = [each for each in responses if each.status_code == 500]
+    assert len(added) + len(refused) == 16
+    assert len(refused) > 1
+    assert names(added) == names(all_pets(file_client))
+    # Each has the same traceback: none has those of other threads.
+    assert len({record.exc_text for record in caplog.records}) == 1
 
 
-@needs_linux
-def test_writes_are_503_until_a_restart_after_a_sync_that_failed(
-    database: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(descriptor: int) -> None:
-        raise OSError(5, "Input/output error")
-
-    client = create_client(database)
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "fdatasync", fail)
-        assert_unavailable(post_pet(client))
-    # The system reports the error once, so the next sync would succeed.
-    pets = all_pets(client)
-    assert_unavailable(post_pet(client))
-    assert all_pets(client) == pets
-    assert_unavailable(client.get("/healthz"))
-    reason = "a sync has failed ([Errno 5] Input/output error)"
-    advice = f"{wal_of(database)}: {reason}; check the disk, and restart the service"
-    assert caplog.messages == [f"Storage unavailable: {advice}"] * 3
-    # The WAL may have a gap, so it is not copied. (SQLite copies none of a moved file.)
-    moved = database.rename(database.with_name("moved.db"))
-    before = wal_of(database).read_bytes()
-    client.application.extensions["store"].close()
-    assert wal_of(database).read_bytes() == before
-    assert not open_files(database.parent)
-    moved.rename(database)
-    assert_unavailable(post_pet(client))
-    client = create_client(database)
-    assert add_pet(client) in all_pets(client)
-
-
-def test_a_statement_that_violates_a_constraint_fails_alone(
+def test_ctrl_c_in_the_thread_that_commits_fails_its_batch_only(
     file_client: FlaskClient, database: Path
 ) -> None:
-    with ThreadPoolExecutor(8) as threads, other_program(database) as program:
-        program.execute("CREATE UNIQUE INDEX unique_name ON pets (name)")
-        names = ["Rex", "Tom", "Rex", "Ada"] * 4
-        responses = threads.map(lambda name: post_pet(file_client, name=name), names)
-        statuses = [response.status_code for response in responses]
-    assert (statuses.count(201), statuses.count(500)) == (3, 13)
-    assert {pet["name"] for pet in all_pets(file_client)} == {"Rex", "Tom", "Ada"}
+    add_view(file_client, name=Interrupt())
+    paths = [*["/v1/pets"] * 15, "/x"]
+    responses, errors = send_together(file_client, database, paths)
+    assert [type(error) for error in errors] == [KeyboardInterrupt]
+    added = [each.get_json() for each in responses if each.status_code == 201]
+    refused = [each for each in responses if each.status_code == 500]
+    assert len(added) + len(refused) == 15
+    assert refused
+    added.append(add_pet(file_client, name="later"))
+    assert names(added) == names(all_pets(file_client))
 
 
-# In memory, several stores, and the end of a store.
+# In memory, several stores, other databases, and the end of a store.
 
 
 def test_each_store_in_memory_has_its_own_pets_and_no_file(
@@ -165,19 +195,41 @@ def test_each_store_in_memory_has_its_own_pets_and_no_file(
     assert all_pets(other) == list(tmp_path.iterdir()) == []
 
 
+class Unreachable:
+    """A Database whose server does not answer."""
+
+    def read(self, sql: str, values: Values) -> Rows:
+        raise StorageUnavailable("it cannot be reached")
+
+    write = read
+
+
+def test_another_database_that_cannot_answer_is_503(database: Path) -> None:
+    client = create_client(database, Unreachable())
+    assert_unavailable(client.get("/v1/pets"), client.get("/v1/pets/1"))
+    assert_unavailable(post_pet(client), client.get("/healthz"))
+    assert not database.exists()
+
+
 @needs_linux
-@pytest.mark.parametrize("is_dropped", [True, False])
-def test_a_store_that_is_dropped_or_closed_leaves_no_open_file_and_no_wal(
-    database: Path, is_dropped: bool
-) -> None:
+def test_a_store_that_is_dropped_leaves_no_open_file_and_no_wal(database: Path) -> None:
     client = create_client(database)
     pets = [add_pet(client)]
+    assert all_pets(client) == pets
     assert wal_of(database).exists()
-    if is_dropped:
-        del client
-        gc.collect()
-    else:
-        client.application.extensions["store"].close()
+    del client
+    gc.collect()
     assert not open_files(database.parent)
     assert list(database.parent.iterdir()) == [database]
     assert all_pets(create_client(database)) == pets
+
+
+def test_a_file_that_is_closed_is_opened_again(database: Path) -> None:
+    file = SqliteFile(str(database))
+    client = create_client("", file)
+    pets = []
+    for _ in range(2):
+        pets.append(add_pet(client))
+        assert all_pets(client) == pets
+        file.close()
+        assert list(database.parent.iterdir()) == [database]

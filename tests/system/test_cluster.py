@@ -14,7 +14,7 @@ from threading import Event
 import pytest
 from flask.testing import FlaskClient
 
-from examples.rqlite import RqliteStore
+from examples.rqlite import Cluster
 from tests.helpers import (
     NEW_PET,
     add_pet,
@@ -81,7 +81,7 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
 @pytest.fixture
 def client(nodes: Nodes) -> FlaskClient:
     """Return a client of an application that asks the leader of the cluster."""
-    return create_client("", RqliteStore([find_leader(nodes)]))
+    return create_client("", Cluster([find_leader(nodes)]))
 
 
 def test_each_request_gets_the_response_of_the_table(client: FlaskClient) -> None:
@@ -111,7 +111,7 @@ def test_a_node_that_hangs_is_asked_last_and_without_nodes_all_is_503(
     pet = add_pet(client)
     leader = find_leader(nodes)
     [follower, _] = nodes.keys() - {leader}
-    client = create_client("", RqliteStore([follower, leader]))
+    client = create_client("", Cluster([follower, leader]))
     nodes[follower].send_signal(signal.SIGSTOP)
     assert_unavailable(client.get("/v1/pets"))
     assert all_pets(client) == [pet]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from storage import PetStore
+from storage import SqliteFile
 from tests.helpers import KEY, NEW_PET, is_in_wal_mode, open_store, other_program
 from tests.service import (
     GUNICORN,
@@ -196,7 +196,7 @@ def test_a_restore_keeps_all_previous_files_and_can_be_undone(
 
 
 def test_a_backup_without_pets_is_not_restored(tmp_path: Path, used: Path) -> None:
-    PetStore(str(tmp_path / "empty.db")).close()
+    SqliteFile(str(tmp_path / "empty.db")).close()
     before = contents(used.parent)
     ended = run(RESTORE, str(tmp_path / "empty.db"), str(used))
     assert ended.stderr == f"{tmp_path}/empty.db has no pets.\n"
