@@ -92,8 +92,13 @@ def parse_body(schema: Schema) -> dict[str, Any]:
 
     Raise ServiceError, or RequestEntityTooLarge if the body exceeds MAX_CONTENT_LENGTH.
     """
+    environ = request.environ
     try:
         body = request.get_data()
+        # Without Content-Length, Flask reads up to the limit, and does not say if more
+        # follows. (Unless the server ends the input, `read` may wait for ever.)
+        if environ.get("wsgi.input_terminated") and environ["wsgi.input"].read(1):
+            raise RequestEntityTooLarge
     except RequestEntityTooLarge:
         raise
     except Exception as error:  # Each server has exceptions of its own.
@@ -106,7 +111,12 @@ def parse_body(schema: Schema) -> dict[str, Any]:
     if len(body) < (request.content_length or 0):
         raise malformed("is shorter than its Content-Length")
     try:
-        members = json.loads(body, parse_float=parse_number, parse_int=parse_number)
+        members = json.loads(
+            body.decode("utf-8-sig"),  # As bytes, json.loads would accept UTF-16, too.
+            parse_float=parse_number,
+            parse_int=parse_number,
+            parse_constant=refuse_constant,
+        )
     except UnicodeDecodeError as error:
         raise malformed("is not UTF-8") from error
     except (ValueError, RecursionError) as error:
@@ -132,11 +142,15 @@ def parse_number(text: str) -> int | float:
         number = Decimal(text)  # Exact. As a float, 1e-400 would be 0, an integer.
     except InvalidOperation:  # The exponent has more than 18 digits.
         return float(text)
-    # The range comes first: 1e999999 would become an int of a million digits, and int
-    # refuses a text of more than 4,300 digits.
-    if abs(float(text)) <= 2**63 and number == number.to_integral_value():
+    # The range comes first: 1e999999 would become an int of a million digits.
+    if -MAX_INT64 - 1 <= number <= MAX_INT64 and number == number.to_integral_value():
         return int(number)
     return float(text)
+
+
+def refuse_constant(name: str) -> None:
+    """Raise ValueError for NaN, Infinity and -Infinity. json.loads calls this."""
+    raise ValueError(f"{name} is not JSON")
 
 
 def load(schema: Schema, values: Mapping[str, Any], code: str) -> dict[str, Any]:

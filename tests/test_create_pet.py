@@ -97,7 +97,7 @@ def test_every_invalid_member_is_named(
 
 @pytest.mark.parametrize(
     "value",
-    ['"1"', "true", "1.5", "[]", "NaN", "1e999", "1e19", "9223372036854775808.0"]
+    ['"1"', "true", "1.5", "[]", "1e999", "1e19", "9223372036854775808.0"]
     # A float would round the first three to integers. The next two have exponents that
     # Decimal cannot have, or that an int must not have. int cannot read the last one.
     + ["4503599627370496.5", "1e-400", "0.99999999999999999999"]
@@ -126,23 +126,37 @@ def test_unknown_members_are_ignored_and_the_last_of_a_repeated_one_counts(
 
 @pytest.mark.parametrize(
     "body",
-    [" ", "Rex", REX[:-1], REX + "}"]
+    [" ", "Rex", REX[:-1], REX + "}", REX + "\0"]
     # Nested too deeply.
-    + ["[" * 60_000, '{"a":' * 10_000],
+    + ["[" * 60_000, '{"a":' * 10_000]
+    # UTF-16 and UTF-32 without a byte order mark are NULs in UTF-8.
+    + [REX.encode("utf-16-le"), REX.encode("utf-32-be")]
+    + [
+        f'{{"name": "Rex", "categoryId": 1, "ignored": {constant}}}'
+        for constant in ("NaN", "Infinity", "-Infinity")
+    ],
 )
 def test_a_malformed_body_is_refused_with_the_reason(
-    client: FlaskClient, body: str
+    client: FlaskClient, body: str | bytes
 ) -> None:
     message = assert_error(post(client, body), 400, "malformed_body")
     assert message.startswith("Send a JSON object. The body could not be read: ")
 
 
-@pytest.mark.parametrize("body", [b"\xff", b'"\xff"', b'"\xe9"'])
+@pytest.mark.parametrize(
+    "body",
+    [b"\xff", b'"\xff"', b'"\xe9"', b'"\xed\xa0\x80"']
+    + [REX.encode("utf-16"), REX.encode("utf-32")],
+)
 def test_a_body_that_is_not_utf_8_is_malformed(
     client: FlaskClient, body: bytes
 ) -> None:
     message = assert_error(post(client, body), 400, "malformed_body")
     assert message == "Send a JSON object. The body is not UTF-8."
+
+
+def test_a_byte_order_mark_is_ignored(client: FlaskClient) -> None:
+    assert post(client, REX.encode("utf-8-sig")).status_code == 201
 
 
 def test_a_body_that_is_cut_short_is_refused(client: FlaskClient) -> None:

@@ -277,22 +277,25 @@ def test_a_log_that_cannot_be_written_shows_no_key(database: Path) -> None:
 
 @needs_linux
 @both_servers
-def test_a_body_that_the_server_cannot_read_is_malformed(
-    database: Path, command: list[str]
-) -> None:
+def test_a_body_is_read_to_its_end(database: Path, command: list[str]) -> None:
     head = f"POST /v1/pets HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
     head += "Content-Type: application/json\r\n"
+    chunked = "Transfer-Encoding: chunked\r\n\r\n"
     rex = '{"name": "Rex", "categoryId": 1}'
+    limit = f"10000\r\n{rex:65536}\r\n"
     with serving(database, command) as service:
-        for rest in (
-            f"Content-Length: 50\r\n\r\n{rex}",
-            "Transfer-Encoding: chunked\r\n\r\nxyz\r\n",
-            f"Transfer-Encoding: chunked\r\n\r\n{len(rex) + 1:x}\r\n{rex}",
+        for rest, status, text in (
+            (f"Content-Length: 50\r\n\r\n{rex}", 400, "malformed_body"),
+            (f"{chunked}xyz\r\n", 400, "malformed_body"),
+            (f"{chunked}{len(rex) + 1:x}\r\n{rex}", 400, "malformed_body"),
+            (f"{chunked}{limit}0\r\n\r\n", 201, "Rex"),
+            (f"{chunked}{limit}1\r\n \r\n0\r\n\r\n", 413, "body_too_large"),
+            (f"{chunked}{limit}xyz\r\n", 400, "malformed_body"),
         ):
-            response = service.send(f"{head}{rest}".encode())
-            assert response.startswith(b"HTTP/1.1 400 ")
-            assert b'{"code":"malformed_body",' in response
-        assert service.request("GET", "/v1/pets").body == []
+            response = service.send(f"{head}{rest}".encode()).decode()
+            assert response.startswith(f"HTTP/1.1 {status} ")
+            assert f'"{text}"' in response
+        assert len(service.request("GET", "/v1/pets").body) == 1
     assert "Traceback" not in service.log()
 
 
