@@ -15,11 +15,11 @@ threads = 64
 # serves). If it raises StartError, gunicorn prints one line and ends.
 preload_app = True
 
-# Address, time, request line, status, bytes of the body, seconds. Not the user name
-# (%(u)s) of Basic authentication: it may contain a line break, and forge a line.
-accesslog = "-"
+# By default, gunicorn logs starts and errors. With `--access-logfile -`, it logs each
+# request, too: address, time, request line, status, bytes of the body, seconds. Not the
+# user name (%(u)s) of Basic authentication: a line break in it would forge a line.
 access_log_format = '%(h)s %(t)s "%(r)s" %(s)s %(B)s %(L)s'
-# If the log cannot be written, Python would print the request with its key.
+# If this log cannot be written, Python would print the request with its key.
 logging.raiseExceptions = False
 
 # By default, gunicorn creates a socket in the home folder, for commands.

@@ -20,9 +20,11 @@ from typing import Any, NamedTuple
 from tests.helpers import KEY, NEW_PET
 
 ROOT = Path(__file__).parent.parent
-PROCFILE = (ROOT / "Procfile").read_text().removeprefix("web: ")
-# Both listen on the loopback interface, on any free port.
-GUNICORN = [*shlex.split(PROCFILE), "--bind", "127.0.0.1:0"]
+# All listen on the loopback interface, on any free port.
+PROCFILE = shlex.split((ROOT / "Procfile").read_text().removeprefix("web: "))
+PROCFILE += ["--bind", "127.0.0.1:0"]
+# With a log of the requests, in which no key may be.
+GUNICORN = [*PROCFILE, "--access-logfile", "-"]
 FLASK = ["flask", "run", "--port", "0"]
 # Seconds to wait for a response or for a process.
 TIMEOUT = 15.0
@@ -141,7 +143,7 @@ def request(
 def serving(
     database: Path, command: list[str] = GUNICORN, **settings: str
 ) -> Iterator[Service]:
-    """Run the service during a `with` block."""
+    """Run the service during a `with` block. Check that its log has no key."""
     service = Service(database, command, settings)
     try:
         service.address()
@@ -150,6 +152,7 @@ def serving(
         if service.process.poll() is None:
             service.kill()
         print(service.log())  # pytest shows this if the test fails.
+    assert KEY not in service.log()
 
 
 def add_pets(service: Service, count: int) -> None:
