@@ -59,6 +59,9 @@ def error_response(error: HTTPException) -> Response:
 def unavailable_response(error: Exception) -> Response:
     """Log why the store cannot answer, and return 503 without the reason."""
     current_app.logger.error("Storage unavailable: %s", error)
-    message = "The store cannot answer at the moment. Try again later."
+    message = (
+        "The store cannot answer at the moment. Try again in a second. If you were "
+        "adding a pet, look for it before you send it again."
+    )
     headers = {"Retry-After": "1"}
     return error_response(ServiceError("storage_unavailable", message, 503, headers))

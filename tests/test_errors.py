@@ -120,7 +120,10 @@ def test_an_unavailable_store_is_logged_and_not_shown(
     database.unlink()
     for response in (post_pet(file_client), file_client.get("/healthz")):
         message = assert_error(response, 503, "storage_unavailable")
-        assert message == "The store cannot answer at the moment. Try again later."
+        assert message == (
+            "The store cannot answer at the moment. Try again in a second. If you were "
+            "adding a pet, look for it before you send it again."
+        )
         assert response.headers["Retry-After"] == "1"
     assert [record.levelno for record in caplog.records] == [logging.ERROR] * 2
     assert caplog.messages[0].startswith(f"Storage unavailable: {database}: the file")
