@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
-from marshmallow import fields, validate
 
 import schemas
 from tests.helpers import add_pet
@@ -96,71 +95,39 @@ def test_the_headers_of_a_response_are_documented(
         assert (name in response.headers) == (name in documented.get("headers", {}))
 
 
-def json_schema(field: fields.Field[Any]) -> dict[str, Any]:
-    """Return the JSON schema of the values that a field accepts."""
-    schema: dict[str, Any] = {"type": "string"}
-    if isinstance(field, fields.Integer):
-        schema = {"type": "integer"}
-    for rule in field.validators:
-        if isinstance(rule, validate.OneOf):
-            schema["enum"] = list(rule.choices)
-        if isinstance(rule, validate.Range):
-            schema |= {"minimum": rule.min, "maximum": rule.max}
-            if rule.max == schemas.MAX_INT64:
-                schema["format"] = "int64"
-    return schema
+# schemathesis tries the limits and the required members. It does not notice what these
+# tests compare.
 
 
 def test_the_parameters_of_the_query_are_those_of_the_service() -> None:
-    documented = {
-        parameter["name"]: parameter["schema"]
+    defaults = {
+        parameter["name"]: parameter["schema"].get("default")
         for parameter in OPERATIONS["listPets"]["parameters"]
     }
-    for name, field in schemas.LIST_QUERY.fields.items():
-        default = {} if field.load_default is None else {"default": field.load_default}
-        assert documented.pop(field.data_key or name) == {
-            **json_schema(field),
-            **default,
-        }
-    assert documented == {}
+    fields = schemas.LIST_QUERY.fields
+    assert defaults == {name: field.load_default for name, field in fields.items()}
 
 
-BODIES = [
-    body["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
-    for methods in DOCUMENT["paths"].values()
-    for operation in methods.values()
-    if (body := operation.get("requestBody"))
-]
+@pytest.mark.parametrize("name", [name for name in SCHEMAS if hasattr(schemas, name)])
+def test_the_members_of_a_body_are_those_of_the_service(name: str) -> None:
+    members = SCHEMAS[name]["properties"]
+    fields = getattr(schemas, name)().fields
+    assert [*members] == [field.data_key or key for key, field in fields.items()]
+    # A `default` would make a member required in the types of some generators.
+    assert not any("default" in member for member in members.values())
 
 
-@pytest.mark.parametrize("name", BODIES)
-def test_the_members_of_a_body_are_those_of_the_class_in_schemas(name: str) -> None:
-    members = {
-        field.data_key or member: field
-        for member, field in getattr(schemas, name)().fields.items()
-    }
-    documented = resolved(SCHEMAS[name])
-    for member in documented["properties"].values():
-        description = member.pop("description", "")
-        # A `default` would make the member required in the types of some generators.
-        assert "default" not in member, description
-    assert documented["properties"] == {
-        member: json_schema(field) for member, field in members.items()
-    }
-    required = [member for member, field in members.items() if field.required]
-    assert documented["required"] == required
+def test_the_values_of_a_member_are_those_of_the_service() -> None:
+    assert SCHEMAS["PetStatus"]["enum"] == [*schemas.STATUSES]
+    category_id = SCHEMAS["NewPet"]["properties"]["categoryId"]
+    assert category_id["minimum"] == -schemas.MAX_INT64 - 1
+    assert category_id["maximum"] == schemas.MAX_INT64
 
 
 def test_the_default_of_the_status_is_in_its_description(client: FlaskClient) -> None:
     default = add_pet(client)["status"]
     description = SCHEMAS["NewPet"]["properties"]["status"]["description"]
     assert f"the pet is `{default}`" in description
-
-
-def test_the_members_of_a_pet_are_those_of_the_service(client: FlaskClient) -> None:
-    pet = add_pet(client)
-    assert SCHEMAS["Pet"]["properties"].keys() == pet.keys()
-    assert SCHEMAS["Pet"]["required"] == list(pet)
 
 
 def test_the_document_that_is_served_is_the_file(client: FlaskClient) -> None:
