@@ -73,8 +73,10 @@ REFUSED = [
     Request("getPet", "GET", "/v1/pets/abc", 404, "not_found"),
     *wrong_keys("getPet", "GET", "/v1/pets/1"),
 ]
-# These match no operation, so they need no key.
+# HEAD needs a key, too. The others match no operation, so they need none.
 OTHERS = [
+    Request("", "HEAD", "/v1/pets", 401, options=NO_KEY),
+    Request("", "HEAD", "/v1/pets/1", 401, options=NO_KEY),
     Request("", "GET", "/", 200, options=NO_KEY),
     Request("", "GET", "/healthz", 200, options=NO_KEY),
     Request("", "OPTIONS", "/v1/pets", 200, options=NO_KEY),

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from storage import Rows, SqliteFile, StorageUnavailable, Values
+from storage import SELECT_PAGE_OF_STATUS, Rows, SqliteFile, StorageUnavailable, Values
 from tests.helpers import (
     NEW_PET,
     add_pet,
@@ -173,6 +174,29 @@ def test_ctrl_c_in_the_thread_that_commits_fails_its_batch_only(
     assert refused
     added.append(add_pet(file_client, name="later"))
     assert names(added) == names(all_pets(file_client))
+
+
+# The schema.
+
+
+def test_a_list_of_a_status_uses_the_index(
+    file_client: FlaskClient, database: Path
+) -> None:
+    values = {"status": "sold", "after": 0, "limit": 20}
+    with other_program(database) as program:
+        query = f"EXPLAIN QUERY PLAN {SELECT_PAGE_OF_STATUS}"
+        [(*_, plan)] = program.execute(query, values).fetchall()
+    assert plan.endswith(" USING INDEX pets_by_status (status=? AND rowid>?)")
+
+
+@pytest.mark.parametrize(
+    "pet", ["'Rex', 'one', 'sold'", "x'00', 1, 'sold'", "'Rex', 1, 'lost'"]
+)
+def test_another_program_cannot_add_what_no_pet_has(
+    file_client: FlaskClient, database: Path, pet: str
+) -> None:
+    with other_program(database) as program, pytest.raises(sqlite3.IntegrityError):
+        program.execute(f"INSERT INTO pets VALUES (1, {pet})")
 
 
 # In memory, several stores, other databases, and the end of a store.
