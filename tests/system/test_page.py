@@ -4,7 +4,9 @@ Each test has a service, a database and a browser context of its own.
 """
 
 import json
+import os
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from tests.helpers import KEY, NEW_PET
 from tests.service import FLASK, GUNICORN, TIMEOUT, Service, add_pets, run, serving
 
 MAX_INT64 = 2**63 - 1
+WARNING = " The pet may be stored: look at the end of the list before you add it again."
 MARKUP = "<img src=x onerror='document.title = 1'><script>alert(1)</script>"
 SHELL_CHARACTERS = """It's "$HOME" `id` \\ !! <API_KEY> é"""
 # In browsers from before 2023 to 2025, the reviver gets no context.
@@ -108,12 +111,12 @@ def expect_outcome(page: Page, section: str, text: str | re.Pattern[str]) -> Non
     expect(outcome).to_be_in_viewport(ratio=1)
 
 
-def expect_outcomes(page: Page, text: str | re.Pattern[str]) -> None:
-    """Press List and Add, and wait for the same outcome of both."""
+def expect_outcomes(page: Page, text: str | re.Pattern[str], warning: str = "") -> None:
+    """Press List and Add, and wait for the outcome of both. Add may have a warning."""
     press_list(page)
     expect_outcome(page, "Pets", text)
     press_add(page, "Rex")
-    expect_outcome(page, "Add a pet", text)
+    expect_outcome(page, "Add a pet", f"{text}{warning}" if warning else text)
 
 
 def expect_ids(page: Page, *ids: int) -> None:
@@ -154,7 +157,7 @@ def test_both_servers_and_a_prefix_serve_the_page(
         button(page, "Next page").click()
         expect_ids(page, 2)
         with page.expect_popup() as popup:
-            page.get_by_role("link").click()
+            page.get_by_role("link", name="OpenAPI document").click()
         expect(popup.value).to_have_url(f"{page.url}v1/openapi.json")
         expect(popup.value.locator("body")).to_contain_text('"openapi"')
 
@@ -177,6 +180,11 @@ def test_nothing_is_sent_without_a_key_that_a_header_can_carry(page: Page) -> No
     key.fill(f"Bearer {KEY}")
     expect_outcomes(page, 'Leave out "Bearer".')
     assert sent_methods(page) == []
+    key.fill(KEY)
+    press_list(page)
+    expect(region(page, "Last request")).to_be_visible()
+    key.fill("demo–key")
+    press_list(page)
     expect(region(page, "Last request")).to_be_hidden()
 
 
@@ -203,13 +211,47 @@ def test_an_error_is_its_code_and_its_message(page: Page, service: Service) -> N
 def test_an_answer_of_a_proxy_is_an_error(page: Page) -> None:
     html = "<h1>Bad Gateway</h1>"
     page.route("**/v1/pets*", lambda route: route.fulfill(status=502, body=html))
-    expect_outcomes(page, "502 Bad Gateway: this is not an answer of the service.")
+    text = "502 Bad Gateway: this is not an answer of the service."
+    expect_outcomes(page, text, WARNING)
     expect(page.get_by_role("group", name="Body")).to_have_text(html)
 
 
 def test_no_answer_is_an_error(page: Page) -> None:
     page.route("**/v1/pets*", lambda route: route.abort())
-    expect_outcomes(page, "No answer (Failed to fetch). Is the service running?")
+    text = "No answer (Failed to fetch). Is the service running?"
+    expect_outcomes(page, text, WARNING)
+
+
+def test_a_request_waits_for_30_seconds(page: Page, service: Service) -> None:
+    page.clock.install()
+    os.killpg(service.process.pid, signal.SIGSTOP)
+    press_add(page, "Ghost")
+    page.clock.run_for(25_000)
+    expect_outcome(page, "Add a pet", "Waiting for the answer …")
+    page.clock.run_for(5_000)
+    text = "No answer (in 30 seconds). Is the service running?"
+    expect_outcome(page, "Add a pet", f"{text}{WARNING}")
+    # The pet is stored later.
+    os.killpg(service.process.pid, signal.SIGCONT)
+    press_list(page)
+    expect(page.get_by_role("cell")).to_have_text(["1", "Ghost", "1", "available"])
+
+
+def test_an_answer_that_breaks_off_is_an_error(page: Page) -> None:
+    def answer_half(route: Route) -> None:
+        answer = route.fetch()
+        assert answer.status == 201
+        route.fulfill(response=answer, body=answer.body()[:20])
+
+    page.route("**/v1/pets", answer_half)
+    press_add(page, "Ghost")
+    expect_outcome(page, "Add a pet", re.compile(f"{WARNING}$"))
+
+
+def test_a_503_says_that_the_pet_may_be_stored(page: Page, service: Service) -> None:
+    service.database.rename(service.database.with_name("moved.db"))
+    error = service.request("GET", "/v1/pets").body
+    expect_outcomes(page, f"{error['code']}: {error['message']}", WARNING)
 
 
 def test_status_and_limit_choose_the_pets(page: Page, service: Service) -> None:
@@ -342,6 +384,21 @@ def test_next_and_previous_page(page: Page, service: Service) -> None:
     assert sent_methods(page) == ["GET"] * 5
 
 
+def test_next_page_continues_the_list_whose_filter_the_fields_show(
+    page: Page, service: Service
+) -> None:
+    add_pets(service, 3)
+    press_list(page, limit="1")
+    expect_ids(page, 1)
+    status = region(page, "Pets").get_by_label("Status")
+    status.select_option("sold")
+    page.get_by_label("Limit").fill("50")
+    button(page, "Next page").click()
+    expect_ids(page, 2)
+    expect(status).to_have_value("")
+    expect(page.get_by_label("Limit")).to_have_value("1")
+
+
 def test_an_error_while_paging_keeps_the_page(page: Page, service: Service) -> None:
     add_pets(service, 3)
     press_list(page, limit="1")
@@ -400,6 +457,7 @@ def test_the_keyboard_is_enough(page: Page, service: Service) -> None:
     add_pets(service, 2)
     page.reload()
     page.keyboard.type(KEY)
+    press_tab(page.get_by_role("link", name="Add a pet"))
     press_tab(region(page, "Pets").get_by_label("Status"))
     press_tab(page.get_by_label("Limit"), "1")
     press_tab(button(page, "List"))
@@ -438,6 +496,33 @@ def test_long_values_fit_on_a_phone(page: Page) -> None:
     assert boxes.evaluate_all(TOO_WIDE) == []
     # The first name is cut after a few lines.
     expect(page.get_by_role("row").last).to_be_in_viewport(ratio=1)
+
+
+@on_a_phone
+def test_the_columns_stay_where_they_are(page: Page) -> None:
+    columns = page.get_by_role("columnheader")
+    positions = "(columns) => columns.map((column) => column.getBoundingClientRect().x)"
+    for pet_id, name in (1, "Rex"), (2, "x" * 40):
+        press_add(page, name, f"{MAX_INT64}" if pet_id == 2 else "1")
+        expect_outcome(page, "Add a pet", re.compile(f" with id {pet_id}.$"))
+    press_list(page, limit="1")
+    expect_ids(page, 1)
+    before = columns.evaluate_all(positions)
+    button(page, "Next page").click()
+    expect_ids(page, 2)
+    assert columns.evaluate_all(positions) == before
+
+
+@on_a_phone
+def test_a_link_leads_to_the_form_below_a_long_list(
+    page: Page, service: Service
+) -> None:
+    add_pets(service, 30)
+    press_list(page, limit="30")
+    expect_outcome(page, "Pets", "30 pets, no more follow.")
+    expect(page.get_by_label("Name")).not_to_be_in_viewport()
+    page.get_by_role("link", name="Add a pet").click()
+    expect(page.get_by_label("Name")).to_be_in_viewport()
 
 
 @on_a_phone
