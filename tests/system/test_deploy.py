@@ -203,6 +203,20 @@ def test_a_backup_without_pets_is_not_restored(tmp_path: Path, used: Path) -> No
     assert contents(used.parent) == before
 
 
+def test_both_refuse_a_folder_of_another_user(rex: Path, backups: Path) -> None:
+    folder = Path("/")
+    if os.geteuid() == 0:
+        folder = backups
+        os.chown(folder, 65_534, -1)
+    for command in (
+        [BACKUP, str(rex), str(folder)],
+        [RESTORE, str(rex), f"{folder}/x"],
+    ):
+        ended = run(*command)
+        assert ended.stderr == f"Run this as the user that owns {folder}.\n"
+    assert [*backups.iterdir()] == []
+
+
 # bash reads a file with this line before it runs a script. The line kills the script
 # before one of its commands.
 KILL = "trap '((number-- > 0)) || kill -9 $$' DEBUG"
@@ -272,10 +286,16 @@ CERTIFICATE = (
 )
 
 
-class Proxy(Service):
-    """nginx in front of a service, with ports and paths of its own."""
+SERVER = (ROOT / "docs" / "server.md").read_text("utf-8")
 
-    def __init__(self, folder: Path, service: Service) -> None:
+
+class Proxy(Service):
+    """nginx in front of a service in the same folder, with a port of its own.
+
+    `edit` is a command that changes the configuration.
+    """
+
+    def __init__(self, folder: Path, edit: str = "") -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:
             self.port = server.getsockname()[1]
         conf = (ROOT / "deploy" / "nginx.conf").read_text()
@@ -285,11 +305,12 @@ class Proxy(Service):
             "listen [::]:80;": "",
             "listen [::]:443 ssl;": "",
             "/etc/letsencrypt/live/pets.example.com": str(folder),
-            "127.0.0.1:8000": service.address(),
+            "/run/petstore.sock": f"{folder}/petstore.sock",
         }.items():
             assert old in conf
             conf = conf.replace(old, new)
         (folder / "petstore.conf").write_text(conf)
+        run("sh", "-c", edit.replace("/etc/nginx/conf.d", str(folder)))
         (folder / "nginx.conf").write_text(NGINX_CONF)
         run(*CERTIFICATE.split(), folder=folder)
         command = ["/usr/sbin/nginx", "-p", str(folder), "-c", "nginx.conf"]
@@ -305,17 +326,22 @@ class Proxy(Service):
         return HTTPSConnection("127.0.0.1", self.port, timeout=TIMEOUT, context=context)
 
 
+def with_socket(folder: Path) -> list[str]:
+    """Return a command that serves with four threads, at a unix socket as well."""
+    return [*GUNICORN, "--threads", "4", "--bind", f"unix:{folder}/petstore.sock"]
+
+
 @pytest.fixture
-def service(database: Path) -> Iterator[Service]:
-    """Run a service with four threads."""
-    with serving(database, [*GUNICORN, "--threads", "4"]) as service:
+def service(database: Path, tmp_path: Path) -> Iterator[Service]:
+    """Run a service."""
+    with serving(database, with_socket(tmp_path)) as service:
         yield service
 
 
 @pytest.fixture
 def proxy(tmp_path: Path, service: Service) -> Iterator[Proxy]:
     """Run nginx in front of the service."""
-    proxy = Proxy(tmp_path, service)
+    proxy = Proxy(tmp_path)
     yield proxy
     proxy.kill()
 
@@ -351,3 +377,17 @@ def test_clients_that_stall_do_not_stop_others(proxy: Proxy) -> None:
             connection.connect()
             connection.sock.sendall(half)
         assert proxy.request("GET", "/healthz").status == 200
+
+
+def test_a_prefix_is_found_in_every_spelling(database: Path, tmp_path: Path) -> None:
+    [edit] = re.findall("^sed -i .*petstore.conf$", SERVER, re.MULTILINE)
+    with serving(database, with_socket(tmp_path), SCRIPT_NAME="/store") as service:
+        for _ in range(2):
+            service.request("POST", "/store/v1/pets", NEW_PET)
+        proxy = Proxy(tmp_path, edit)
+        for spelling in ("/store", "//store", "/store/", "/%73tore", "/./store"):
+            page = proxy.request("GET", f"{spelling}/v1/pets?limit=1")
+            assert (page.status, len(page.body)) == (200, 1)
+            link = '</store/v1/pets?limit=1&after=1>; rel="next"'
+            assert page.headers["Link"] == link
+        proxy.kill()
