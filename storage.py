@@ -105,11 +105,11 @@ class Database(Protocol):
     - Any number of threads may call the methods at once.
     - Texts are any strings that UTF-8 can encode, U+0000 included. Integers have up to
       64 bits. Both are returned exactly as they were given.
-    - Rows appear in the order of their ids. (In many databases, an id is assigned
+    - Pets appear in the order of their ids. (In many databases, an id is assigned
       before the commit, so pet 8 may appear before pet 7. Then a client that asks for
       the pets after 8 never sees pet 7.)
     - If `write` returns, the changes are stored for good. If it raises an exception,
-      nothing has changed, unless Ctrl-C has interrupted it.
+      nothing has changed, unless Ctrl-C has interrupted the thread that commits.
     - If the database cannot answer, a method raises StorageUnavailable within about
       five seconds.
     """
@@ -215,7 +215,7 @@ def prepare(connection: sqlite3.Connection, path: str) -> None:
         connection.execute("PRAGMA journal_mode = WAL")
     except sqlite3.OperationalError as error:
         # Another process of the service may be setting the mode now: go on. If another
-        # program prevents it, `SqliteFile` syncs as safely without a WAL.
+        # program prevents it, commits are as safe without a WAL (`_connect` says why).
         if main_code(error) != sqlite3.SQLITE_BUSY:
             raise
 
@@ -225,7 +225,8 @@ def try_to_execute(
 ) -> Rows | Exception:
     """Execute a statement in a transaction. Return its rows, or its exception.
 
-    Raise the exception if SQLite has undone all statements of the transaction.
+    After some errors, such as a full disk, SQLite undoes the whole transaction. Then
+    raise the exception.
     """
     try:
         return connection.execute(sql, values).fetchall()
@@ -242,8 +243,8 @@ def file_at(path: str) -> list[tuple[int, int]]:
     Only the second pair changes after `mv pets.db moved.db; ln -s moved.db pets.db`.
     The list is empty if no file is there.
     """
-    if path == IN_MEMORY:  # Even if a file has this name.
-        return []
+    if path == IN_MEMORY:
+        return []  # No file, even if one has this name.
     try:
         target, link = os.stat(path), os.lstat(path)
     except OSError:
@@ -255,8 +256,8 @@ class Batch:
     """Statements of several threads that one of them commits, in one transaction."""
 
     def __init__(self) -> None:
-        # One for each batch: with one for all, a thread whose statement is committed
-        # would also wait for the commits of later batches.
+        # Each batch has its own lock. With one for all batches, a thread whose
+        # statement is committed would also wait for the commits of later batches.
         self.lock = Lock()
         self.statements: list[tuple[str, Values]] = []
         # The rows of each statement, or its exception. Empty until the commit.
@@ -272,9 +273,11 @@ class SqliteFile:
 
     Threads that write at the same time share a commit (group commit):
 
-    1. While a batch is committed, each thread adds its statement to the next batch.
-    2. Then it waits for the lock of this batch. The first thread that gets the lock
-       commits the batch. The others then find their results.
+    1. Each thread adds its statement to the next batch, even while another thread
+       commits the batch before.
+    2. Then it waits for the lock of its batch. The first thread that gets the lock
+       commits the batch, once the batch before is committed. The others then find their
+       results.
     """
 
     def __init__(self, path: str) -> None:
@@ -294,10 +297,10 @@ class SqliteFile:
             closing(connect(self._path)) as connection,
         ):
             prepare(connection, self._path)
-        self._file = file_at(self._path)
+        self._file_at_startup = file_at(self._path)
         # If the path is a symbolic link, the WAL is beside the file itself.
         self._wal_path = os.path.realpath(self._path) + "-wal"
-        self._wal: list[tuple[int, int]] = []  # `_connect` sets it.
+        self._wal_when_opened: list[tuple[int, int]] = []
         self._reader_lock = Lock()
         self._reader: sqlite3.Connection | None = None
         self._writer_lock = Lock()
@@ -306,7 +309,10 @@ class SqliteFile:
         self._next_batch = Batch()
 
     def read(self, sql: str, values: Values) -> Rows:
-        """Return the rows of a query. It sees a commit only after its sync."""
+        """Return the rows of a query. It sees no change that is not on the disk.
+
+        It waits for another program only if that one has locked the file exclusively.
+        """
         if self._path == IN_MEMORY:
             return self.write(sql, values)
         with translated_errors(self._path), self._reader_lock:
@@ -318,31 +324,32 @@ class SqliteFile:
     def write(self, sql: str, values: Values) -> Rows:
         """Return the rows of a statement once its changes are on the disk.
 
-        If a sync fails, SQLite undoes the commit, and the next one overwrites it in the
-        WAL. (Only if the process is killed before, the changes may be stored.)
+        If the sync fails, SQLite undoes the commit, and the next commit overwrites it
+        in the WAL. (If the process ends before that, the changes may be stored.)
         """
         with self._next_batch_lock:
             batch = self._next_batch
-            number = len(batch.statements)
+            index = len(batch.statements)
             batch.statements.append((sql, values))
         with batch.lock:
             if not batch.results:
                 self._commit(batch)
-        result = batch.results[number]
+        result = batch.results[index]
         if isinstance(result, list):
             return result
         with translated_errors(self._path):
-            # Other threads may raise the same exception, and each would add its
+            # Several threads may raise the same exception, and each would add its
             # traceback to it. So each raises a copy.
             raise copy(result) from result
 
     def _commit(self, batch: Batch) -> None:
         """Execute the statements of a batch, and set its results.
 
-        If another program has locked the file, this takes up to BUSY_TIMEOUT, after as
-        long a wait for the batch before.
+        If another program has locked the file, a thread may wait twice for up to
+        BUSY_TIMEOUT: for the batch before, and for its own.
         """
         with self._writer_lock:
+            # From here on, no statement joins this batch.
             with self._next_batch_lock:
                 self._next_batch = Batch()
             # If Ctrl-C interrupts this thread, these results remain. Without any, the
@@ -359,45 +366,51 @@ class SqliteFile:
                 self._writer = self._connect()
             with self._writer:  # Commits at its end, or rolls back after an exception.
                 self._writer.execute("BEGIN IMMEDIATE")
-                return [try_to_execute(self._writer, *each) for each in statements]
+                return [
+                    try_to_execute(self._writer, sql, values)
+                    for sql, values in statements
+                ]
         except Exception as error:
             return [error] * len(statements)
 
     def _connect(self) -> sqlite3.Connection:
         """Return a new connection.
 
-        Not before the first request: with preload_app, gunicorn forks (copies the
-        process) before it, and SQLite does not support open connections in the copy.
+        Not before the first request: until then, gunicorn may fork (copy the process;
+        preload_app), and SQLite does not support open connections in the copy.
         """
         connection = connect(self._path)
         try:
             if self._path == IN_MEMORY:
                 # In memory, each connection has a new database. Prepare this one, too.
                 prepare(connection, self._path)
-            # Sync in each commit. FULL does so, too, but without a WAL (see prepare),
-            # only EXTRA also syncs the folder.
+            # Sync each commit. FULL does so, too. But without a WAL, SQLite commits by
+            # removing a journal, and only EXTRA then also syncs the folder.
             connection.execute("PRAGMA synchronous = EXTRA")
-            # To read the file, SQLite opens the WAL. From then on, no other program
-            # removes it when it closes the file.
+            # To read the file, SQLite opens the WAL. From then on, another program that
+            # closes the file leaves the WAL in place.
             connection.execute("PRAGMA user_version").fetchone()
             # Again: the file may have been replaced just before it was opened.
             self._require_same_files()
         except BaseException:
             connection.close()
             raise
-        if not self._wal:
-            self._wal = file_at(self._wal_path)
+        if not self._wal_when_opened:
+            self._wal_when_opened = file_at(self._wal_path)
         return connection
 
     def _require_same_files(self) -> None:
         """Raise StorageUnavailable if the file or its WAL is not at its path any more.
 
-        A program that opens a file takes any WAL that is beside it for its own. So if
-        somebody replaces `pets.db`, it would copy the old pets into the new file. And
-        if somebody removes the WAL, no program would find the pets in it.
+        A program that opens a file takes any WAL beside it for its own. So if somebody
+        replaces `pets.db`, the next program that opens it would copy the old pets into
+        the new file. And if the WAL is removed, no other program finds the pets in it.
         """
-        for path, file in (self._path, self._file), (self._wal_path, self._wal):
-            if file and file_at(path) != file:
+        for path, expected in (
+            (self._path, self._file_at_startup),
+            (self._wal_path, self._wal_when_opened),
+        ):
+            if expected and file_at(path) != expected:
                 raise StorageUnavailable(
                     f"{path}: the file was moved, removed or replaced; put it back, "
                     "or restart the service"
@@ -406,17 +419,17 @@ class SqliteFile:
     def close(self) -> None:
         """Copy the WAL into the file, and close the connections.
 
-        `create_app` lets Python call this at the end. SQLite copies the WAL, too, when
-        its last connection closes, but not if the file was moved. A later call of
-        `read` or `write` opens the file again.
+        Python calls this at the end (`open_store` in app.py). SQLite copies the WAL,
+        too, when its last connection closes, but not if the file was moved. If `read`
+        or `write` is called later, it opens the file again.
         """
         with self._reader_lock, self._writer_lock:
-            # Both: a process that only reads has no `_writer`, but the WAL may have
-            # pets of another process.
+            # Each of them: a process that has only read has no `_writer`, but the WAL
+            # may have pets of another process.
             for connection in (self._reader, self._writer):
                 if connection is not None:
                     with suppress(sqlite3.Error):  # If it fails, the WAL stays.
                         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                     connection.close()
             self._reader = self._writer = None
-            self._wal = []
+            self._wal_when_opened = []
