@@ -109,7 +109,7 @@ class Database(Protocol):
       before the commit, so pet 8 may appear before pet 7. Then a client that asks for
       the pets after 8 never sees pet 7.)
     - If `write` returns, the changes are stored for good. If it raises an exception,
-      nothing has changed, unless Ctrl-C has interrupted the thread that commits.
+      nothing has changed, unless Ctrl-C has interrupted a thread.
     - If the database cannot answer, a method raises StorageUnavailable within about
       five seconds.
     """
@@ -256,8 +256,8 @@ class Batch:
     """Statements of several threads that one of them commits, in one transaction."""
 
     def __init__(self) -> None:
-        # Each batch has its own lock. With one for all batches, a thread whose
-        # statement is committed would also wait for the commits of later batches.
+        # With one lock for all batches, a thread could fetch its result only after
+        # later batches, too.
         self.lock = Lock()
         self.statements: list[tuple[str, Values]] = []
         # The rows of each statement, or its exception. Empty until the commit.
@@ -311,7 +311,8 @@ class SqliteFile:
     def read(self, sql: str, values: Values) -> Rows:
         """Return the rows of a query. It sees no change that is not on the disk.
 
-        It waits for another program only if that one has locked the file exclusively.
+        Another program delays it only if it has locked the file exclusively. Then reads
+        wait one after the other, each for up to BUSY_TIMEOUT.
         """
         if self._path == IN_MEMORY:
             return self.write(sql, values)
@@ -324,8 +325,8 @@ class SqliteFile:
     def write(self, sql: str, values: Values) -> Rows:
         """Return the rows of a statement once its changes are on the disk.
 
-        If the sync fails, SQLite undoes the commit, and the next commit overwrites it
-        in the WAL. (If the process ends before that, the changes may be stored.)
+        If the sync fails, nobody sees the changes, and the next commit overwrites them
+        in the WAL. (Only if the process ends before that may they be stored.)
         """
         with self._next_batch_lock:
             batch = self._next_batch
@@ -343,7 +344,7 @@ class SqliteFile:
             raise copy(result) from result
 
     def _commit(self, batch: Batch) -> None:
-        """Execute the statements of a batch, and set its results.
+        """Commit a batch, and set its results.
 
         If another program has locked the file, a thread may wait twice for up to
         BUSY_TIMEOUT: for the batch before, and for its own.
@@ -356,9 +357,9 @@ class SqliteFile:
             # next thread would execute the statements again.
             error = RuntimeError("Ctrl-C has interrupted the thread that commits")
             batch.results = [error] * len(batch.statements)
-            batch.results = self._execute(batch.statements)
+            batch.results = self._transact(batch.statements)
 
-    def _execute(self, statements: list[tuple[str, Values]]) -> list[Rows | Exception]:
+    def _transact(self, statements: list[tuple[str, Values]]) -> list[Rows | Exception]:
         """Execute statements in one transaction, and return their results."""
         try:
             self._require_same_files()
@@ -376,23 +377,23 @@ class SqliteFile:
     def _connect(self) -> sqlite3.Connection:
         """Return a new connection.
 
-        Not before the first request: until then, gunicorn may fork (copy the process;
-        preload_app), and SQLite does not support open connections in the copy.
+        Called at the first request, not at startup: in between, gunicorn may fork (copy
+        the process), and SQLite does not support open connections in the copy.
         """
         connection = connect(self._path)
         try:
             if self._path == IN_MEMORY:
                 # In memory, each connection has a new database. Prepare this one, too.
                 prepare(connection, self._path)
-            # Sync each commit. FULL does so, too. But without a WAL, SQLite commits by
-            # removing a journal, and only EXTRA then also syncs the folder.
+            # Sync each commit. (With a WAL, FULL would suffice. Without one, SQLite
+            # commits by deleting a journal, and only EXTRA syncs this deletion.)
             connection.execute("PRAGMA synchronous = EXTRA")
-            # To read the file, SQLite opens the WAL. From then on, another program that
-            # closes the file leaves the WAL in place.
+            # Reading opens the WAL. While it is open, no other program removes it when
+            # it closes the file.
             connection.execute("PRAGMA user_version").fetchone()
             # Again: the file may have been replaced just before it was opened.
             self._require_same_files()
-        except BaseException:
+        except BaseException:  # Ctrl-C, too.
             connection.close()
             raise
         if not self._wal_when_opened:
@@ -424,8 +425,8 @@ class SqliteFile:
         or `write` is called later, it opens the file again.
         """
         with self._reader_lock, self._writer_lock:
-            # Each of them: a process that has only read has no `_writer`, but the WAL
-            # may have pets of another process.
+            # Each of them: if this process has only read, it has no `_writer`, but the
+            # WAL may have pets of another process.
             for connection in (self._reader, self._writer):
                 if connection is not None:
                     with suppress(sqlite3.Error):  # If it fails, the WAL stays.
