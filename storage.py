@@ -212,10 +212,10 @@ def prepare(connection: sqlite3.Connection, path: str) -> None:
         connection.execute(WRITE_PROBE)
     try:
         # Not possible inside of a transaction. The file stores this mode.
-        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA journal_mode = WAL").fetchone()
     except sqlite3.OperationalError as error:
         # Another process of the service may be setting the mode now: go on. If another
-        # program prevents it, commits are as safe without a WAL (`_connect` says why).
+        # program prevents it, `SqliteFile` tries again at the first request.
         if main_code(error) != sqlite3.SQLITE_BUSY:
             raise
 
@@ -243,8 +243,6 @@ def file_at(path: str) -> list[tuple[int, int]]:
     Only the second pair changes after `mv pets.db moved.db; ln -s moved.db pets.db`.
     The list is empty if no file is there.
     """
-    if path == IN_MEMORY:
-        return []  # No file, even if one has this name.
     try:
         target, link = os.stat(path), os.lstat(path)
     except OSError:
@@ -297,10 +295,8 @@ class SqliteFile:
             closing(connect(self._path)) as connection,
         ):
             prepare(connection, self._path)
-        self._file_at_startup = file_at(self._path)
-        # If the path is a symbolic link, the WAL is beside the file itself.
-        self._wal_path = os.path.realpath(self._path) + "-wal"
-        self._wal_when_opened: list[tuple[int, int]] = []
+            # Each file that has to stay at its path, with what `file_at` returned.
+            self._files = [(self._path, file_at(self._path))]
         self._reader_lock = Lock()
         self._reader: sqlite3.Connection | None = None
         self._writer_lock = Lock()
@@ -385,19 +381,22 @@ class SqliteFile:
             if self._path == IN_MEMORY:
                 # In memory, each connection has a new database. Prepare this one, too.
                 prepare(connection, self._path)
-            # Sync each commit. (With a WAL, FULL would suffice. Without one, SQLite
-            # commits by deleting a journal, and only EXTRA syncs this deletion.)
-            connection.execute("PRAGMA synchronous = EXTRA")
-            # Reading opens the WAL. While it is open, no other program removes it when
-            # it closes the file.
-            connection.execute("PRAGMA user_version").fetchone()
+                return connection
             # Again: the file may have been replaced just before it was opened.
             self._require_same_files()
+            connection.execute("PRAGMA journal_mode = WAL").fetchone()
+            # Sync each commit: not every build of SQLite does so by default.
+            connection.execute("PRAGMA synchronous = FULL")
+            # A query opens the WAL. While it is open, no other program can change the
+            # mode, or removes the WAL when it closes the file.
+            connection.execute(READ_PROBE).fetchall()
         except BaseException:  # Ctrl-C, too.
             connection.close()
             raise
-        if not self._wal_when_opened:
-            self._wal_when_opened = file_at(self._wal_path)
+        if len(self._files) == 1:
+            # If the path is a symbolic link, the WAL is beside the file itself.
+            wal = os.path.realpath(self._path) + "-wal"
+            self._files.append((wal, file_at(wal)))
         return connection
 
     def _require_same_files(self) -> None:
@@ -407,11 +406,10 @@ class SqliteFile:
         replaces `pets.db`, the next program that opens it would copy the old pets into
         the new file. And if the WAL is removed, no other program finds the pets in it.
         """
-        for path, expected in (
-            (self._path, self._file_at_startup),
-            (self._wal_path, self._wal_when_opened),
-        ):
-            if expected and file_at(path) != expected:
+        if self._path == IN_MEMORY:
+            return
+        for path, file in self._files:
+            if not file or file_at(path) != file:
                 raise StorageUnavailable(
                     f"{path}: the file was moved, removed or replaced; put it back, "
                     "or restart the service"
@@ -433,4 +431,4 @@ class SqliteFile:
                         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                     connection.close()
             self._reader = self._writer = None
-            self._wal_when_opened = []
+            del self._files[1:]  # The WAL.
