@@ -19,7 +19,7 @@ from tests.helpers import KEY, NEW_PET
 from tests.service import FLASK, GUNICORN, TIMEOUT, Service, add_pets, run, serving
 
 MAX_INT64 = 2**63 - 1
-WARNING = " The pet may be stored: look at the end of the list before you add it again."
+WARNING = " The pet may be stored. First list any status, and look at the last page."
 MARKUP = "<img src=x onerror='document.title = 1'><script>alert(1)</script>"
 SHELL_CHARACTERS = """It's "$HOME" `id` \\ !! <API_KEY> é"""
 # In browsers from before 2023 to 2025, the reviver gets no context.
@@ -229,12 +229,14 @@ def test_a_request_waits_for_30_seconds(page: Page, service: Service) -> None:
     page.clock.run_for(25_000)
     expect_outcome(page, "Add a pet", "Waiting for the answer …")
     page.clock.run_for(5_000)
-    text = "No answer (in 30 seconds). Is the service running?"
+    text = "No answer (waited 30 seconds). Is the service running?"
     expect_outcome(page, "Add a pet", f"{text}{WARNING}")
     # The pet is stored later.
     os.killpg(service.process.pid, signal.SIGCONT)
     press_list(page)
     expect(page.get_by_role("cell")).to_have_text(["1", "Ghost", "1", "available"])
+    # The warning stays while its reader looks for the pet.
+    expect_outcome(page, "Add a pet", f"{text}{WARNING}")
 
 
 def test_an_answer_that_breaks_off_is_an_error(page: Page) -> None:
@@ -280,15 +282,18 @@ def test_status_and_limit_choose_the_pets(page: Page, service: Service) -> None:
 
 
 def test_a_new_pet_appears_in_the_list(page: Page) -> None:
+    def continue_after_outcome(route: Route) -> None:
+        expect_outcome(page, "Add a pet", "Added Tom with id 2.")
+        route.continue_()
+
     expect_outcome(page, "Pets", "Enter the API key and press List.")
     press_add(page, "Rex")
     expect_outcome(page, "Add a pet", "Added Rex with id 1.")
     expect_outcome(page, "Pets", "Press List to see the pets.")
     press_list(page)
     expect_ids(page, 1)
-    expect(region(page, "Add a pet").get_by_role("status")).to_be_empty()
+    page.route("**/v1/pets?*", continue_after_outcome)
     press_add(page, "Tom")
-    expect_outcome(page, "Add a pet", "Added Tom with id 2.")
     expect_outcome(page, "Pets", "2 pets, no more follow.")
     expect_ids(page, 1, 2)
     # The list is fetched again, but the POST stays the last request.
@@ -355,7 +360,7 @@ def test_copy_copies_the_curl_line(page: Page) -> None:
     press_add(page, "Rex")
     expect_outcome(page, "Add a pet", "Added Rex with id 1.")
     button(page, "Copy").click()
-    expect_outcome(page, "Last request", re.compile(r"^Copied\."))
+    expect(region(page, "Last request")).to_contain_text("Copied. Replace <API_KEY>")
     name = page.get_by_label("Name")
     name.press("Control+V")
     expect(name).to_have_value(page.get_by_role("group", name="Request").inner_text())
