@@ -254,11 +254,11 @@ class Batch:
     """Statements of several threads that one of them commits, in one transaction."""
 
     def __init__(self) -> None:
-        # With one lock for all batches, a thread could fetch its result only after
-        # later batches, too.
+        # Each batch has its own lock. With one for all, a thread whose result is ready
+        # would wait for threads that commit later batches.
         self.lock = Lock()
         self.statements: list[tuple[str, Values]] = []
-        # The rows of each statement, or its exception. Empty until the commit.
+        # The rows of each statement, or its exception. Empty until a thread commits.
         self.results: list[Rows | Exception] = []
 
 
@@ -321,8 +321,9 @@ class SqliteFile:
     def write(self, sql: str, values: Values) -> Rows:
         """Return the rows of a statement once its changes are on the disk.
 
-        If the sync fails, nobody sees the changes, and the next commit overwrites them
-        in the WAL. (Only if the process ends before that may they be stored.)
+        If the sync fails, SQLite ignores the changes in the WAL, and the next commit
+        overwrites them. (If the process ends before that, the next start may find them
+        there. Then they are stored.)
         """
         with self._next_batch_lock:
             batch = self._next_batch
@@ -350,7 +351,7 @@ class SqliteFile:
             with self._next_batch_lock:
                 self._next_batch = Batch()
             # If Ctrl-C interrupts this thread, these results remain. Without any, the
-            # next thread would execute the statements again.
+            # next thread would commit the batch again.
             error = RuntimeError("Ctrl-C has interrupted the thread that commits")
             batch.results = [error] * len(batch.statements)
             batch.results = self._transact(batch.statements)
