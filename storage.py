@@ -226,7 +226,7 @@ def try_to_execute(
     """Execute a statement in a transaction. Return its rows, or its exception.
 
     After some errors, such as a full disk, SQLite undoes the whole transaction. Then
-    raise the exception.
+    raise the exception: all its statements have failed. Otherwise, only this one has.
     """
     try:
         return connection.execute(sql, values).fetchall()
@@ -254,8 +254,8 @@ class Batch:
     """Statements of several threads that one of them commits, in one transaction."""
 
     def __init__(self) -> None:
-        # Each batch has its own lock. With one for all, a thread whose result is ready
-        # would wait for threads that commit later batches.
+        # A lock of its own: threads that find their results do not queue behind those
+        # that commit a later batch.
         self.lock = Lock()
         self.statements: list[tuple[str, Values]] = []
         # The rows of each statement, or its exception. Empty until a thread commits.
@@ -321,9 +321,9 @@ class SqliteFile:
     def write(self, sql: str, values: Values) -> Rows:
         """Return the rows of a statement once its changes are on the disk.
 
-        If the sync fails, SQLite ignores the changes in the WAL, and the next commit
-        overwrites them. (If the process ends before that, the next start may find them
-        there. Then they are stored.)
+        SQLite shows a commit to others only after its sync. If the sync fails, the
+        next commit overwrites this one in the WAL. (If the process ends before that,
+        the next start may find it there. Then the changes are stored.)
         """
         with self._next_batch_lock:
             batch = self._next_batch
@@ -364,12 +364,13 @@ class SqliteFile:
                 self._writer = self._connect()
             with self._writer:  # Commits at its end, or rolls back after an exception.
                 self._writer.execute("BEGIN IMMEDIATE")
-                return [
+                results = [
                     try_to_execute(self._writer, sql, values)
                     for sql, values in statements
                 ]
         except Exception as error:
             return [error] * len(statements)
+        return results
 
     def _connect(self) -> sqlite3.Connection:
         """Return a new connection.
@@ -388,14 +389,15 @@ class SqliteFile:
             connection.execute("PRAGMA journal_mode = WAL").fetchone()
             # Sync each commit: not every build of SQLite does so by default.
             connection.execute("PRAGMA synchronous = FULL")
-            # A query opens the WAL. While it is open, no other program can change the
-            # mode, or removes the WAL when it closes the file.
+            # A query opens the WAL. While it is open, other programs cannot change the
+            # mode, and do not remove the WAL when they close the file.
             connection.execute(READ_PROBE).fetchall()
         except BaseException:  # Ctrl-C, too.
             connection.close()
             raise
         if len(self._files) == 1:
-            # If the path is a symbolic link, the WAL is beside the file itself.
+            # If the path is a symbolic link, the WAL is beside the file itself. (Two
+            # threads may add the WAL. Then it is compared twice.)
             wal = os.path.realpath(self._path) + "-wal"
             self._files.append((wal, file_at(wal)))
         return connection
