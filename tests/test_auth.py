@@ -34,7 +34,8 @@ def test_a_header_without_a_bearer_key_is_a_missing_key(authorization: str) -> N
 
 @pytest.mark.parametrize(
     ("keys", "key"),
-    [("k", "K"), ("k", "kk"), ("k", "k,k"), ("a,b", "a,b"), ("a,b", ","), ("k", "é")],
+    [("k", "K"), ("k", "kk"), ("kk", "k"), ("k", "é")]
+    + [("k", "k,k"), ("a,b", "a,b"), ("a,b", ",")],
 )
 def test_every_other_key_is_invalid(keys: str, key: str) -> None:
     response = list_pets(keys, f"Bearer {key}")

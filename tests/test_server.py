@@ -1,7 +1,6 @@
 """The service under gunicorn and `flask run`: startup, log, and malformed bodies."""
 
 import re
-import signal
 import sqlite3
 from base64 import b64encode
 from collections.abc import Callable
@@ -239,13 +238,6 @@ def test_gunicorn_serves_as_one_process_and_logs_no_requests(database: Path) -> 
     assert log.count("Booting worker") == 1
     assert "/v1/pets" not in log
     assert "ontrol socket" not in log
-
-
-@needs_linux
-def test_flask_run_serves(database: Path) -> None:
-    with serving(database, FLASK) as service:
-        assert service.request("POST", "/v1/pets", NEW_PET).status == 201
-        service.stop(signal.SIGINT)
 
 
 @needs_linux
