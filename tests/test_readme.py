@@ -1,4 +1,4 @@
-"""README.md and docs/: first requests, Python client, shop, and commands as printed."""
+"""README.md and docs/: first requests, Python client, shop, and shell syntax."""
 
 import json
 import re
@@ -11,7 +11,7 @@ import pytest
 
 from app import create_app
 from tests.helpers import KEY, needs_linux
-from tests.service import GUNICORN, ROOT, add_pets, run, serving
+from tests.service import ROOT, add_pets, run, serving
 
 README = (ROOT / "README.md").read_text("utf-8")
 API = (ROOT / "docs" / "api.md").read_text("utf-8")
@@ -53,28 +53,18 @@ def test_the_first_requests_get_the_responses_shown() -> None:
 
 
 @needs_linux
-def test_the_python_client_adds_a_pet_and_follows_every_page(database: Path) -> None:
-    [program] = blocks(API, "A client in Python", "python")
-    command = ["env", f"PETSTORE_API_KEYS=demo-key,{KEY}", *GUNICORN]
-    with serving(database, command) as service:
-        add_pets(service, 21)
-        program = program.replace("127.0.0.1:5000", service.address())
-        added, *listed = run("python", "-c", program).stdout.splitlines()
-        assert added.startswith("{'id': 22, 'name': 'Rex', ")
-        assert listed == [f"{number} Rex" for number in range(1, 23)]
-
-
-@needs_linux
-def test_the_python_client_says_what_is_wrong_without_a_traceback(
-    database: Path,
-) -> None:
+def test_the_python_client_lists_all_pets_or_says_what_is_wrong(database: Path) -> None:
     [program] = blocks(API, "A client in Python", "python")
     with serving(database) as service:
+        add_pets(service, 21)
         program = program.replace("127.0.0.1:5000", service.address())
         refused = run("python", "-c", program)
-        long = program.replace('/v1/pets"', f'/v1/pets?{"x" * 5000}"')
-        html = run("python", "-c", long)
+        program = program.replace("demo-key", KEY)
+        added, *listed = run("python", "-c", program).stdout.splitlines()
+        html = run("python", "-c", program.replace("/v1/pets", f"/v1/{'x' * 5000}"))
     stopped = run("python", "-c", program)
+    assert added.startswith("{'id': 22, 'name': 'Rex', ")
+    assert listed == [f"{number} Rex" for number in range(1, 23)]
     for client, beginning in (
         (refused, '401: {"code":"invalid_api_key",'),
         (html, "414: <html>"),

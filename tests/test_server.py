@@ -4,7 +4,7 @@ import re
 import sqlite3
 from base64 import b64encode
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -82,7 +82,6 @@ NOT_A_STORE = "{}; it is not a pet store; choose another file."
         (Path.mkdir, CANNOT_OPEN),
         (lambda path: path.parent.rmdir(), CANNOT_OPEN),
         (create_tables("CREATE TABLE notes (text)"), OTHER_VERSION.format(0)),
-        (create_tables(OTHER_PETS), OTHER_VERSION.format(0)),
         (create_tables(NEWER), OTHER_VERSION.format(storage.SCHEMA_VERSION + 1)),
         (
             create_tables("CREATE TABLE notes (text)", VERSION),
@@ -100,26 +99,16 @@ NOT_A_STORE = "{}; it is not a pet store; choose another file."
             ),
             NOT_A_STORE.format("table pets has 5 columns but 4 values were supplied"),
         ),
-        (
-            create_tables(
-                storage.CREATE_TABLE.replace(" pets ", " animals "),
-                "CREATE VIEW pets AS SELECT * FROM animals",
-                VERSION,
-            ),
-            NOT_A_STORE.format("cannot modify pets because it is a view"),
-        ),
     ],
     ids=[
         "text",
         "folder",
         "missing folder",
         "another program",
-        "other pets",
         "newer",
         "another program with our version",
         "other columns",
         "one more column",
-        "a view",
     ],
 )
 def test_a_file_that_is_not_a_pet_store_is_refused_and_not_changed(
@@ -241,10 +230,12 @@ def test_gunicorn_serves_as_one_process_and_logs_no_requests(database: Path) -> 
 
 
 @needs_linux
-def test_a_client_that_stalls_does_not_stop_others(database: Path) -> None:
-    with serving(database) as service, closing(service.connect()) as stalled:
-        stalled.connect()
-        stalled.sock.sendall(b"GET /healthz HTTP/1.1\r\n")
+def test_sixty_clients_that_stall_do_not_stop_others(database: Path) -> None:
+    with serving(database) as service, ExitStack() as connections:
+        for _ in range(60):
+            stalled = connections.enter_context(closing(service.connect()))
+            stalled.connect()
+            stalled.sock.sendall(b"GET /healthz HTTP/1.1\r\n")
         assert service.request("GET", "/healthz").status == 200
 
 
@@ -295,19 +286,10 @@ def test_a_body_is_read_to_its_end(database: Path, command: list[str]) -> None:
 
 
 @needs_linux
-def test_the_service_can_be_served_below_a_prefix(database: Path) -> None:
+def test_the_operator_may_set_a_prefix_but_a_client_may_not(database: Path) -> None:
+    path = "GET /store/v1/openapi.json"
+    head = f"{path} HTTP/1.1\r\nHost: x\r\nSCRIPT_NAME: /store/v1\r\n\r\n"
     with serving(database, SCRIPT_NAME="/store") as service:
-        for _ in range(2):
-            service.request("POST", "/store/v1/pets", NEW_PET)
-        page = service.request("GET", "/store/v1/pets?limit=1")
-        link = '</store/v1/pets?limit=1&after=1>; rel="next"'
-        assert page.headers["Link"] == link
+        assert b'"url": "/store/v1"' in service.send(head.encode())
         pets = '</store/v1/pets>; rel="successor-version"'
         assert service.request("GET", "/store/v1/pets/9").headers["Link"] == pets
-
-
-@needs_linux
-def test_a_client_cannot_set_the_prefix(database: Path) -> None:
-    head = "GET /v1/openapi.json HTTP/1.1\r\nHost: x\r\nSCRIPT_NAME: /v1\r\n\r\n"
-    with serving(database) as service:
-        assert b'"url": "/v1"' in service.send(head.encode())

@@ -1,7 +1,5 @@
 """The store: pets that got a 201, batches, pets in memory, and other databases."""
 
-import gc
-import os
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,16 +19,8 @@ from tests.helpers import (
     needs_linux,
     other_program,
     post_pet,
-    wal_of,
 )
 from tests.service import run, serving, start_writers
-
-
-def open_files(folder: Path) -> list[str]:
-    """Return the files in a folder that this process has open."""
-    files = map(os.path.realpath, Path("/proc/self/fd").iterdir())
-    return [file for file in files if file.startswith(str(folder))]
-
 
 # Pets that got a 201. system/test_disk.py shows that they are on the disk.
 
@@ -233,19 +223,6 @@ def test_another_database_that_cannot_answer_is_503(database: Path) -> None:
     assert_unavailable(client.get("/v1/pets"), client.get("/v1/pets/1"))
     assert_unavailable(post_pet(client), client.get("/healthz"))
     assert not database.exists()
-
-
-@needs_linux
-def test_a_store_that_is_dropped_leaves_no_open_file_and_no_wal(database: Path) -> None:
-    client = create_client(database)
-    pets = [add_pet(client)]
-    assert all_pets(client) == pets
-    assert wal_of(database).exists()
-    del client
-    gc.collect()
-    assert not open_files(database.parent)
-    assert list(database.parent.iterdir()) == [database]
-    assert all_pets(create_client(database)) == pets
 
 
 def test_a_file_that_is_closed_is_opened_again(database: Path) -> None:
