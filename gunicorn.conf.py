@@ -5,8 +5,8 @@ By default, it listens on 127.0.0.1:8000, or on all addresses if PORT is set.
 
 import logging
 
-# One process: before SQLite 3.51.3, a checkpoint of one process could lose a commit of
-# another one (sqlite.org/wal.html, section 11).
+# One process, so one connection writes: before SQLite 3.51.3, a checkpoint could lose a
+# commit of another connection (sqlite.org/wal.html, section 11).
 workers = 1
 # A write that waits for a lock of another program keeps its thread. The other threads
 # remain for reads.
@@ -22,7 +22,7 @@ access_log_format = '%(h)s %(t)s "%(r)s" %(s)s %(B)s %(L)s'
 # If this log cannot be written, Python would print the request with its key.
 logging.raiseExceptions = False
 
-# By default, gunicorn creates a socket in the home folder, for commands.
+# By default, gunicorn creates a socket for commands.
 control_socket_disable = True
 # By default, a client on the same machine may set SCRIPT_NAME, the prefix of our links,
 # in a header.
