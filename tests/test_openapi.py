@@ -124,6 +124,12 @@ def test_the_values_of_a_member_are_those_of_the_service() -> None:
     assert category_id["maximum"] == schemas.MAX_INT64
 
 
+def test_the_default_of_the_status_is_in_its_description(client: FlaskClient) -> None:
+    default = add_pet(client)["status"]
+    description = SCHEMAS["NewPet"]["properties"]["status"]["description"]
+    assert f"the pet is `{default}`" in description
+
+
 def test_the_document_that_is_served_is_the_file(client: FlaskClient) -> None:
     response = client.get("/v1/openapi.json")
     assert response.get_json() == DOCUMENT

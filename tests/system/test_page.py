@@ -295,6 +295,7 @@ def test_a_new_pet_appears_in_the_list(page: Page) -> None:
     page.route("**/v1/pets?*", continue_after_outcome)
     press_add(page, "Tom")
     expect_outcome(page, "Pets", "2 pets, no more follow.")
+    expect_outcome(page, "Add a pet", "Added Tom with id 2.")
     expect_ids(page, 1, 2)
     # The list is fetched again, but the POST stays the last request.
     expect(region(page, "Last request")).to_contain_text("201 CREATED")
