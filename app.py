@@ -22,7 +22,8 @@ import auth
 import errors
 import schemas
 from errors import ServiceError
-from storage import Database, PetStore, SqliteFile, StorageUnavailable
+from sqlite_file import SqliteFile
+from storage import Database, InMemory, PetStore, StorageUnavailable
 
 # Our decision, because the contract names no date: the day of the first version.
 DEPRECATED_AT = datetime(2026, 11, 20, tzinfo=UTC)
@@ -119,13 +120,15 @@ def read_api_keys(app: Flask) -> list[bytes]:
 
 def open_store(app: Flask) -> PetStore:
     """Return the store for the setting DATABASE, or raise StartError."""
+    path = app.config["DATABASE"]
+    database: InMemory | SqliteFile
     try:
-        path = app.config["DATABASE"]
         if not path:
             Path(app.instance_path).mkdir(exist_ok=True)
             path = Path(app.instance_path, "pets.db")
         # It may be a str or a Path. Path raises TypeError for anything else.
-        database = SqliteFile(str(Path(path)))
+        path = str(Path(path))
+        database = InMemory() if path == ":memory:" else SqliteFile(path)
     except StorageUnavailable as error:
         raise StartError(f"PETSTORE_DATABASE: {error}.") from error
     except (OSError, TypeError, ValueError) as error:

@@ -12,7 +12,8 @@ from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
 from app import create_app
-from storage import Database, PetStore, SqliteFile
+from sqlite_file import SqliteFile
+from storage import Database, PetStore
 
 KEY = "test-key"
 NEW_PET = {"name": "Rex", "categoryId": 1}

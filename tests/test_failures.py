@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from flask.testing import FlaskClient
 
-import storage
 from app import StartError
+from sqlite_file import CHECK_ACCESS
 from tests.helpers import (
     add_pet,
     all_pets,
@@ -109,7 +109,7 @@ def test_a_read_only_file_is_503_and_refused_at_startup(folder_of_nobody: Path) 
     assert all_pets(client) == []
     with pytest.raises(StartError) as refusal:
         create_client(database)
-    reason = f"attempt to write a readonly database; {storage.CHECK_ACCESS}."
+    reason = f"attempt to write a readonly database; {CHECK_ACCESS}."
     assert str(refusal.value) == f"PETSTORE_DATABASE: {database}: {reason}"
     for file in folder_of_nobody.iterdir():
         file.chmod(0o644)
@@ -142,6 +142,11 @@ def test_a_damaged_file_is_503_and_refused_at_startup(
     content = database.read_bytes()
     database.write_bytes(content[:4096] + b"\xff" * (len(content) - 4096))
     assert_unavailable(client.get("/v1/pets"), post_pet(client))
-    assert caplog.messages[-1].endswith("is malformed; restore a backup")
-    with pytest.raises(StartError, match="is malformed; restore a backup"):
+    assert caplog.messages[-1].endswith(
+        "is malformed; the disk may be failing; if not, restore a backup"
+    )
+    with pytest.raises(
+        StartError,
+        match="is malformed; the disk may be failing; if not, restore a backup",
+    ):
         create_client(database)

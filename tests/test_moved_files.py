@@ -40,7 +40,8 @@ def test_a_moved_file_is_503_until_it_is_back(
         assert_unavailable(post_pet(file_client), file_client.get("/healthz"))
         assert_unavailable(file_client.get("/v1/pets"), file_client.get("/v1/pets/1"))
     assert caplog.messages[-1].endswith(
-        "the file was moved, removed or replaced; put it back, or restart the service"
+        "the file was moved, removed or replaced; put it back, or restart the service "
+        "to use what is there now"
     )
     assert database.exists() == (successor != "none")
     moved.replace(database)
@@ -49,7 +50,7 @@ def test_a_moved_file_is_503_until_it_is_back(
 
 
 @needs_linux
-def test_neither_a_link_nor_the_file_that_it_leads_to_may_be_replaced(
+def test_the_file_that_a_link_leads_to_may_not_be_replaced(
     database: Path, tmp_path: Path
 ) -> None:
     target = create_other_store(tmp_path / "target.db")
@@ -57,10 +58,6 @@ def test_neither_a_link_nor_the_file_that_it_leads_to_may_be_replaced(
     client = create_client(database)
     pets = [*all_pets(client), add_pet(client)]
     other = create_other_store(tmp_path / "other.db")
-    link = database.rename(tmp_path / "link")
-    database.symlink_to(other)
-    assert_unavailable(post_pet(client), client.get("/v1/pets"))
-    link.replace(database)
     moved = target.rename(tmp_path / "moved.db")
     other.rename(target)
     assert_unavailable(post_pet(client), client.get("/v1/pets"))

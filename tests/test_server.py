@@ -11,6 +11,7 @@ import pytest
 
 import storage
 from app import StartError, create_app
+from sqlite_file import CHECK_ACCESS
 from tests.helpers import (
     KEY,
     NEW_PET,
@@ -67,7 +68,7 @@ def create_tables(*statements: str) -> Callable[[Path], None]:
 
 
 NOT_A_DATABASE = "file is not a database; choose another file, or restore a backup."
-CANNOT_OPEN = f"unable to open database file; {storage.CHECK_ACCESS}."
+CANNOT_OPEN = f"unable to open database file; {CHECK_ACCESS}."
 OTHER_VERSION = (
     f"it is not a pet store of version {storage.SCHEMA_VERSION} (its user_version is "
     "{}); choose another file."

@@ -9,7 +9,8 @@ import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from storage import SELECT_PAGE_OF_STATUS, Rows, SqliteFile, StorageUnavailable, Values
+from sqlite_file import SqliteFile
+from storage import SELECT_PAGE_OF_STATUS, Rows, StorageUnavailable, Values
 from tests.helpers import (
     NEW_PET,
     add_pet,

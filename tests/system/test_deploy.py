@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from storage import SqliteFile
+from sqlite_file import SqliteFile
 from tests.helpers import KEY, NEW_PET, is_in_wal_mode, open_store, other_program
 from tests.service import (
     GUNICORN,
