@@ -320,7 +320,9 @@ HINTS = {
     sqlite3.SQLITE_BUSY: "another program uses it",
     sqlite3.SQLITE_PROTOCOL: "another program uses it",
     sqlite3.SQLITE_FULL: "free some space",
-    sqlite3.SQLITE_IOERR: "the disk may be full or failing",
+    sqlite3.SQLITE_IOERR: (
+        "the disk may be full or failing, or its file system cannot share memory"
+    ),
     sqlite3.SQLITE_CORRUPT: "the disk may be failing; if not, restore a backup",
     sqlite3.SQLITE_NOTADB: "choose another file, or restore a backup",
     sqlite3.SQLITE_CANTOPEN: CHECK_ACCESS,

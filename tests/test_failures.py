@@ -79,8 +79,7 @@ def test_writes_are_503_while_the_disk_is_full(
     with limited("RLIMIT_FSIZE", wal_of(database).stat().st_size):
         assert_unavailable(post_pet(file_client, name="x" * 60_000))
         assert all_pets(file_client) == pets
-    reason = "disk I/O error; the disk may be full or failing"
-    assert caplog.messages[-1].endswith(reason)
+    assert "disk I/O error; the disk may be full or failing" in caplog.messages[-1]
     pets.append(add_pet(file_client))
     assert all_pets(file_client) == pets
 

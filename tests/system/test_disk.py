@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from pathlib import Path
 
-from tests.helpers import NEW_PET, all_pets, create_client, wal_of
-from tests.service import GUNICORN, add_pets, serving
+from tests.helpers import KEY, NEW_PET, all_pets, create_client, wal_of
+from tests.service import GUNICORN, add_pets, run, serving
 
 
 def strace(database: Path, *options: str) -> list[str]:
@@ -32,6 +32,18 @@ def events_in(database: Path) -> list[str]:
     pattern = rf'(pwrite64|fdatasync)\(\d+{wal}|sendto\(.*"HTTP/1.1 (\d+) '
     found = re.findall(pattern, trace_of(database).read_text())
     return [call or status for call, status in found]
+
+
+def test_a_file_system_that_cannot_share_memory_is_refused(database: Path) -> None:
+    # SQLite maps this file into memory, to share an index of the WAL.
+    shared = ["-P", f"{database}-shm", "-e", "inject=mmap:error=ENODEV"]
+    command = strace(database, *shared, "-e", "trace=mmap")
+    ended = run(*command, PETSTORE_API_KEYS=KEY, PETSTORE_DATABASE=str(database))
+    assert ended.returncode == 1
+    assert ended.stderr.strip() == (
+        f"Error: PETSTORE_DATABASE: {database}: disk I/O error; the disk may be full "
+        "or failing, or its file system cannot share memory."
+    )
 
 
 def test_each_201_is_sent_after_a_sync_of_its_pet(database: Path) -> None:
