@@ -74,6 +74,7 @@ REFUSED = [
     Request("getPet", "GET", "/v1/pets/2", 404, "pet_not_found"),
     Request("getPet", "GET", "/v1/pets/abc", 404, "not_found"),
     *wrong_keys("getPet", "GET", "/v1/pets/1"),
+    *wrong_keys("getPet", "GET", f"/v1/pets/{2**63}"),
 ]
 # HEAD needs a key, too. The others match no operation, so they need none.
 OTHERS = [
