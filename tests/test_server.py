@@ -202,7 +202,8 @@ def test_settings_come_from_the_environment_or_from_the_config(
 def test_the_default_database_is_in_the_instance_folder(tmp_path: Path) -> None:
     for file in [*ROOT.glob("*.py"), ROOT / "index.html", ROOT / "openapi.json"]:
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    program = "import app; app.create_app()"
+    # As if the folder were a virtual environment: `python3 -m venv .` makes it one.
+    program = "import os, sys; sys.prefix = os.getcwd(); import app; app.create_app()"
     (tmp_path / "instance").touch()
     ended = run("python", "-c", program, folder=tmp_path, PETSTORE_API_KEYS=KEY)
     assert "PETSTORE_DATABASE: [Errno 17] File exists" in ended.stderr
