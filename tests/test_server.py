@@ -147,13 +147,6 @@ def test_a_refusal_is_one_line(tmp_path: Path, command: list[str]) -> None:
     assert lines == [f"Error: PETSTORE_DATABASE: {tmp_path}/two lines: {CANNOT_OPEN}"]
 
 
-@needs_linux
-def test_python_app_py_says_how_the_service_is_started() -> None:
-    ended = run("python", "app.py")
-    assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr == "Start the service with `flask run`, as README.md shows.\n"
-
-
 # Startup: what is opened.
 
 
