@@ -6,7 +6,6 @@ Read there: deserializing, validation, required fields, unknown fields.
 
 import json
 from collections.abc import Mapping
-from decimal import Decimal, InvalidOperation
 from functools import lru_cache
 from typing import Any
 from urllib.parse import parse_qsl
@@ -39,9 +38,11 @@ def pet_status(**options: Any) -> fields.String:
     return fields.String(validate=rule, error_messages=messages, **options)
 
 
-def integer(minimum: int, maximum: int, **options: Any) -> fields.Integer:
-    """Return a field for an integer in a range."""
-    wrong = f"Must be an integer from {minimum} to {maximum}."
+def integer(
+    minimum: int, maximum: int, what: str = "an integer", **options: Any
+) -> fields.Integer:
+    """Return a field for an integer in a range. Its message says `what` to send."""
+    wrong = f"Must be {what} from {minimum} to {maximum}."
     rule = validate.Range(minimum, maximum, error=wrong)
     messages = error_messages(wrong)
     return fields.Integer(validate=rule, error_messages=messages, **options)
@@ -63,9 +64,13 @@ class NewPet(Schema):
         validate=has_no_lone_surrogate,
         error_messages=error_messages("Must be a string."),
     )
-    # Without strict, "1" and 1.5 would become 1.
     category_id = integer(
-        -MAX_INT64 - 1, MAX_INT64, data_key="categoryId", required=True, strict=True
+        -MAX_INT64 - 1,
+        MAX_INT64,
+        "an integer, without quotes,",
+        data_key="categoryId",
+        required=True,
+        strict=True,  # Otherwise, "1" and 1.5 would become 1.
     )
     status = pet_status(load_default="available")
 
@@ -75,8 +80,9 @@ LIST_QUERY = ListQuery(unknown=EXCLUDE)
 NEW_PET = NewPet(unknown=EXCLUDE)
 
 
-# Clients repeat a few queries, so lru_cache keeps the latest results. Without it,
-# listPets takes a tenth longer. Requests share these results: do not change them.
+# Clients repeat a few queries, so lru_cache keeps the latest results. A list takes 120
+# microseconds with it, and 128 without. Requests share these results: do not change
+# them.
 @lru_cache(maxsize=256)
 def parse_list_query(query_string: bytes) -> Mapping[str, Any]:
     """Return `limit`, `status` and `after`, or raise ServiceError (`invalid_query`)."""
@@ -90,40 +96,49 @@ def parse_list_query(query_string: bytes) -> Mapping[str, Any]:
 def parse_body(schema: Schema) -> dict[str, Any]:
     """Return the members of the JSON object in the request's body, with defaults.
 
+    Raise what `read_body` raises, or ServiceError if the body or a member is not valid.
+    """
+    body = read_body()
+    if not body:
+        raise malformed("is empty")
+    if not request.is_json:
+        message = "Send the body as 'Content-Type: application/json'."
+        raise ServiceError("unsupported_media_type", message, 415)
+    try:
+        # As bytes, json.loads would accept UTF-16, too. -sig: skip a byte order mark.
+        members = json.loads(body.decode("utf-8-sig"), parse_constant=refuse_constant)
+    except UnicodeDecodeError as error:
+        raise malformed("is not UTF-8") from error
+    except json.JSONDecodeError as error:
+        raise malformed(f"is not JSON: {error}") from error
+    except ValueError as error:  # int() reads no longer number.
+        raise malformed("contains a number of more than 4,300 digits") from error
+    except RecursionError as error:
+        raise malformed("is nested too deeply") from error
+    if not isinstance(members, dict):
+        raise ServiceError("invalid_body", "Send a JSON object.", 400)
+    return load(schema, members, "invalid_body")
+
+
+def read_body() -> bytes:
+    """Return the body of the request.
+
     Raise ServiceError, or RequestEntityTooLarge if the body exceeds MAX_CONTENT_LENGTH.
     """
     environ = request.environ
     try:
         body = request.get_data()
-        # Without Content-Length, Flask reads up to the limit, and does not say if more
+        # Of a body in chunks, Flask reads up to the limit, and does not say if more
         # follows. (Unless the server ends the input, `read` may wait for ever.)
         if environ.get("wsgi.input_terminated") and environ["wsgi.input"].read(1):
             raise RequestEntityTooLarge
     except RequestEntityTooLarge:
         raise
     except Exception as error:  # Each server has exceptions of its own.
-        raise malformed(f"could not be read: {error}") from error
-    if not body:
-        raise malformed("is empty")
-    if not request.is_json:
-        message = "Send the body as 'Content-Type: application/json'."
-        raise ServiceError("unsupported_media_type", message, 415)
+        raise malformed("could not be read") from error
     if len(body) < (request.content_length or 0):
-        raise malformed("is shorter than its Content-Length")
-    try:
-        members = json.loads(
-            body.decode("utf-8-sig"),  # As bytes, json.loads would accept UTF-16, too.
-            parse_float=parse_number,
-            parse_int=parse_number,
-            parse_constant=refuse_constant,
-        )
-    except UnicodeDecodeError as error:
-        raise malformed("is not UTF-8") from error
-    except (ValueError, RecursionError) as error:
-        raise malformed(f"could not be read: {error}") from error
-    if not isinstance(members, dict):
-        raise ServiceError("invalid_body", "Send a JSON object.", 400)
-    return load(schema, members, "invalid_body")
+        raise malformed("is cut short")
+    return body
 
 
 def malformed(reason: str) -> ServiceError:
@@ -133,24 +148,9 @@ def malformed(reason: str) -> ServiceError:
     )
 
 
-def parse_number(text: str) -> int | float:
-    """Return 1, 1.0 and 1e0 as integers, but 1.5 as a float. json.loads calls this.
-
-    A number beyond 64 bits may become a float, which no field accepts.
-    """
-    try:
-        number = Decimal(text)  # Exact. As a float, 1e-400 would be 0, an integer.
-    except InvalidOperation:  # The exponent has more than 18 digits.
-        return float(text)
-    # The range comes first: 1e999999 would become an int of a million digits.
-    if -MAX_INT64 - 1 <= number <= MAX_INT64 and number == number.to_integral_value():
-        return int(number)
-    return float(text)
-
-
 def refuse_constant(name: str) -> None:
-    """Raise ValueError for NaN, Infinity and -Infinity. json.loads calls this."""
-    raise ValueError(f"{name} is not JSON")
+    """Refuse NaN, Infinity and -Infinity. json.loads calls this."""
+    raise malformed(f"contains {name}, which is not JSON")
 
 
 def load(schema: Schema, values: Mapping[str, Any], code: str) -> dict[str, Any]:

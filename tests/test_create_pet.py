@@ -9,6 +9,11 @@ from tests.helpers import add_pet, all_pets, assert_error
 REX = '{"name": "Rex", "categoryId": 1}'
 
 
+def with_member(value: str) -> str:
+    """Return the body of a pet with a member that is ignored."""
+    return REX.replace("}", f', "ignored": {value}}}')
+
+
 def post(client: FlaskClient, body: str | bytes) -> TestResponse:
     """Send a body as it is."""
     return client.post("/v1/pets", data=body, content_type="application/json")
@@ -42,10 +47,6 @@ def test_a_name_is_returned_exactly_as_sent(client: FlaskClient, name: str) -> N
         ("9223372036854775807", 9223372036854775807),
         ("9007199254740993", 9007199254740993),
         ("0", 0),
-        ("1.0", 1),
-        ("1e3", 1000),
-        ("9007199254740993.0", 9007199254740993),
-        ("-922337203685477580.8e1", -9223372036854775808),
     ],
 )
 def test_a_category_id_is_a_64_bit_integer(
@@ -57,10 +58,11 @@ def test_a_category_id_is_a_64_bit_integer(
 
 
 NOT_INT64 = (
-    "categoryId: Must be an integer from -9223372036854775808 to 9223372036854775807."
+    "categoryId: Must be an integer, without quotes, from -9223372036854775808 to "
+    "9223372036854775807."
 )
-
 NOT_A_STATUS = "status: Must be one of: available, pending, sold."
+LONE_SURROGATE = "name: Must not contain lone surrogates."
 
 
 @pytest.mark.parametrize(
@@ -69,10 +71,8 @@ NOT_A_STATUS = "status: Must be one of: available, pending, sold."
         ('"categoryId": 1', "name: Required."),
         ('"categoryId": 1, "name": null', "name: Must be a string."),
         ('"categoryId": 1, "name": 7', "name: Must be a string."),
-        (
-            '"categoryId": 1, "name": "\\ud800"',
-            "name: Must not contain lone surrogates.",
-        ),
+        ('"categoryId": 1, "name": "\\ud800"', LONE_SURROGATE),
+        ('"categoryId": 1, "name": "\\udc00"', LONE_SURROGATE),
         ('"name": "Rex"', "categoryId: Required."),
         ('"name": "Rex", "categoryId": null', NOT_INT64),
         ('"name": "Rex", "categoryId": 9223372036854775808', NOT_INT64),
@@ -93,18 +93,16 @@ def test_every_invalid_member_is_named(
 
 @pytest.mark.parametrize(
     "value",
-    ['"1"', "true", "1.5", "[]", "1e999", "1e19", "9223372036854775808.0"]
-    # A float would round the first three to integers. The next two have exponents that
-    # Decimal cannot have, or that an int must not have. int cannot read the last one.
-    + ["4503599627370496.5", "1e-400", "0.99999999999999999999"]
-    + ["1e99999999999999999999", "1e999999", "9" * 5000],
+    ['"1"', "true", "[]", "1.0", "1e3", "1.5", "-0.0", "1e-400", "1e999"]
+    # An integer of so many digits would take very long.
+    + ["1e999999999"],
 )
 def test_any_other_category_id_is_refused(client: FlaskClient, value: str) -> None:
     response = post(client, '{"name": "Rex", "categoryId": ' + value + "}")
     assert assert_error(response, 400, "invalid_body") == NOT_INT64
 
 
-@pytest.mark.parametrize("body", ["[]", "null", "1", '"Rex"', "9" * 5000])
+@pytest.mark.parametrize("body", ["[]", "null", "1", '"Rex"', "1e999"])
 def test_a_body_has_to_be_an_object(client: FlaskClient, body: str) -> None:
     assert (
         assert_error(post(client, body), 400, "invalid_body") == "Send a JSON object."
@@ -114,29 +112,40 @@ def test_a_body_has_to_be_an_object(client: FlaskClient, body: str) -> None:
 def test_unknown_members_are_ignored_and_the_last_of_a_repeated_one_counts(
     client: FlaskClient,
 ) -> None:
-    ignored = f'"id": 7, "x": 1e999, "y": {"9" * 5000}, "name": 1'
+    ignored = '"id": 7, "x": 1e999, "name": 1'
     body = "{" + ignored + ', "name": "Tom", "categoryId": 2}'
     pet = {"id": 1, "name": "Tom", "categoryId": 2, "status": "available"}
     assert post(client, body).get_json() == pet
 
 
 @pytest.mark.parametrize(
-    "body",
-    [" ", "Rex", REX[:-1], REX + "}", REX + "\0"]
-    # Nested too deeply.
-    + ["[" * 60_000, '{"a":' * 10_000]
-    # UTF-16 and UTF-32 without a byte order mark are NULs in UTF-8.
-    + [REX.encode("utf-16-le"), REX.encode("utf-32-be")]
-    + [
-        f'{{"name": "Rex", "categoryId": 1, "ignored": {constant}}}'
-        for constant in ("NaN", "Infinity", "-Infinity")
+    ("body", "reason"),
+    [
+        (" ", "is not JSON: Expecting value: line 1 column 2 (char 1)"),
+        (REX[:-1], "is not JSON: Expecting ',' delimiter: line 1 column 32 (char 31)"),
+        (REX + "}", "is not JSON: Extra data: line 1 column 33 (char 32)"),
+        (REX + "\0", "is not JSON: Extra data: line 1 column 33 (char 32)"),
+        ("[" * 60_000, "is nested too deeply"),
+        ('{"a":' * 10_000, "is nested too deeply"),
+        (with_member("9" * 4301), "contains a number of more than 4,300 digits"),
+        (with_member("NaN"), "contains NaN, which is not JSON"),
+        (with_member("Infinity"), "contains Infinity, which is not JSON"),
+        (with_member("-Infinity"), "contains -Infinity, which is not JSON"),
     ],
+    ids=range(10),
 )
 def test_a_malformed_body_is_refused_with_the_reason(
-    client: FlaskClient, body: str | bytes
+    client: FlaskClient, body: str, reason: str
 ) -> None:
     message = assert_error(post(client, body), 400, "malformed_body")
-    assert message.startswith("Send a JSON object. The body could not be read: ")
+    assert message == f"Send a JSON object. The body {reason}."
+
+
+# Without a byte order mark, UTF-16 and UTF-32 are UTF-8 with many U+0000.
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-be"])
+def test_another_encoding_is_malformed(client: FlaskClient, encoding: str) -> None:
+    message = assert_error(post(client, REX.encode(encoding)), 400, "malformed_body")
+    assert message.startswith("Send a JSON object. The body is not JSON: ")
 
 
 @pytest.mark.parametrize(
@@ -161,7 +170,7 @@ def test_a_body_that_is_cut_short_is_refused(client: FlaskClient) -> None:
     options = {"content_type": "application/json", "environ_overrides": environ}
     response = client.post("/v1/pets", data=REX, **options)
     message = assert_error(response, 400, "malformed_body")
-    assert message.endswith("The body is shorter than its Content-Length.")
+    assert message == "Send a JSON object. The body is cut short."
 
 
 def test_a_bug_while_a_body_is_parsed_is_not_the_fault_of_the_client(
@@ -173,6 +182,12 @@ def test_a_bug_while_a_body_is_parsed_is_not_the_fault_of_the_client(
     monkeypatch.setattr("json.loads", loads)
     response = post(client, REX)
     assert response.status_code == 500
+
+
+def test_the_content_type_may_have_a_charset(client: FlaskClient) -> None:
+    content_type = "application/json; charset=utf-8"
+    response = client.post("/v1/pets", data=REX, content_type=content_type)
+    assert response.status_code == 201
 
 
 def test_a_body_may_have_64_kib(client: FlaskClient) -> None:

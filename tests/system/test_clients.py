@@ -4,20 +4,19 @@ import subprocess
 from pathlib import Path
 
 from tests.helpers import KEY
-from tests.service import GUNICORN, ROOT, add_pets, environment, run, serving
+from tests.service import ROOT, add_pets, environment, run, serving
 from tests.test_readme import API, blocks
 
 
 def test_schemathesis_finds_no_response_that_the_document_lacks(database: Path) -> None:
-    # 0: no limit. By default, gunicorn refuses the longest queries.
-    with serving(database, [*GUNICORN, "--limit-request-line", "0"]) as service:
+    with serving(database) as service:
         subprocess.run(
             ["schemathesis", "run", "openapi.json", "--checks", "all", "--seed", "1"]
             + ["--url", f"http://{service.address()}/v1", "--no-color"]
             + ["--header", f"Authorization: Bearer {KEY}"]
             + ["--max-examples", "300", "--generation-database", "none"],
             cwd=ROOT,
-            env=environment(),
+            env=environment(SCHEMATHESIS_HOOKS="tests.system.schemathesis_hooks"),
             check=True,
         )
         assert "Traceback" not in service.log()

@@ -311,8 +311,8 @@ def test_markup_in_a_name_is_text(page: Page) -> None:
 
 def test_integers_stay_as_they_are(page: Page) -> None:
     large = (f"{2**53 + 1}", f"{MAX_INT64}", f"{~MAX_INT64}")
-    typed = (*large, " 12 ", "-007", "-1.2E+3")
-    numbers = [*large, "12", "-7", "-1200"]
+    typed = (*large, " 12 ", "-007")
+    numbers = [*large, "12", "-7"]
     body = page.get_by_role("group", name="Body")
     for text, number in zip(typed, numbers, strict=True):
         press_add(page, "Rex", text)
