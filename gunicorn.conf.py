@@ -4,6 +4,7 @@ By default, it listens on 127.0.0.1:8000, or on all addresses if PORT is set.
 """
 
 import logging
+from typing import Any
 
 # One process, so one connection writes: before SQLite 3.51.3, a checkpoint could lose a
 # commit of another connection (sqlite.org/wal.html, section 11).
@@ -11,6 +12,11 @@ workers = 1
 # A write that waits for a lock of another program keeps its thread. The other threads
 # remain for reads.
 threads = 64
+# Even an idle connection needs a descriptor. With 1,000 of them, the default, gunicorn
+# would reach the usual limit of 1,024 descriptors, which ends its worker.
+worker_connections = 900
+# The largest value: nginx refuses a longer request line first, with the Error body.
+limit_request_line = 8190
 # Call create_app before the fork (gunicorn copies itself to make the process that
 # serves). If it raises StartError, gunicorn prints one line and ends.
 preload_app = True
@@ -27,3 +33,17 @@ control_socket_disable = True
 # By default, a client on the same machine may set SCRIPT_NAME, the prefix of our links,
 # in a header.
 forwarder_headers = ""
+
+
+def pre_request(worker: object, request: Any) -> None:
+    """Close the connection after a body that gunicorn may not read to its end.
+
+    A request that the service refuses has a body that nobody has read. gunicorn then
+    reads less than 64 KiB of it. If more follows, it closes the connection, but it has
+    told the client that the connection stays open. So the next request would be lost:
+    behind a proxy, perhaps that of another client.
+    """
+    headers = dict(request.headers)
+    length = int(headers.get("CONTENT-LENGTH", 0))
+    if length >= 64 * 1024 or "TRANSFER-ENCODING" in headers:
+        request.force_close()

@@ -61,7 +61,7 @@ def test_the_python_client_lists_all_pets_or_says_what_is_wrong(database: Path) 
         refused = run("python", "-c", program)
         program = program.replace("demo-key", KEY)
         added, *listed = run("python", "-c", program).stdout.splitlines()
-        html = run("python", "-c", program.replace("/v1/pets", f"/v1/{'x' * 5000}"))
+        html = run("python", "-c", program.replace("/v1/pets", f"/v1/{'x' * 9000}"))
     stopped = run("python", "-c", program)
     assert added.startswith("{'id': 22, 'name': 'Rex', ")
     assert listed == [f"{number} Rex" for number in range(1, 23)]

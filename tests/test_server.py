@@ -21,7 +21,7 @@ from tests.helpers import (
     needs_linux,
     other_program,
 )
-from tests.service import FLASK, GUNICORN, PROCFILE, ROOT, run, serving
+from tests.service import FLASK, GUNICORN, PROCFILE, ROOT, request, run, serving
 
 both_servers = pytest.mark.parametrize("command", [GUNICORN, FLASK], ids=lambda c: c[0])
 
@@ -232,6 +232,29 @@ def test_sixty_clients_that_stall_do_not_stop_others(database: Path) -> None:
             stalled.connect()
             stalled.sock.sendall(b"GET /healthz HTTP/1.1\r\n")
         assert service.request("GET", "/healthz").status == 200
+
+
+@needs_linux
+def test_a_refused_body_costs_nobody_the_next_request(database: Path) -> None:
+    statuses = set()
+    # http.client opens a new connection only if the response has announced a close.
+    with serving(database) as service, closing(service.connect()) as connection:
+        for method, path, key in (
+            ("POST", "/v1/pets", KEY),
+            ("POST", "/v1/pets", "other"),
+            ("POST", "/x", KEY),
+            ("DELETE", "/v1/pets", KEY),
+            ("GET", "/v1/pets", KEY),
+        ):
+            for body in (b"x" * 65_536, b"x" * 65_537, iter([b"x" * 65_537])):
+                # An iterator is sent in chunks.
+                headers = {"Authorization": f"Bearer {key}"}
+                connection.request(method, path, body, headers)
+                response = connection.getresponse()
+                response.read()
+                statuses.add(response.status)
+                assert request(connection, "GET", "/healthz").status == 200
+    assert statuses == {200, 401, 404, 405, 413, 415}
 
 
 @needs_linux
