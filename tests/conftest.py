@@ -24,7 +24,7 @@ def interruptible() -> None:
 @pytest.fixture(autouse=True)
 def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Remove the settings of the caller from the environment."""
-    for name in ("PETSTORE_API_KEYS", "PETSTORE_DATABASE"):
+    for name in ("PETSTORE_API_KEYS", "PETSTORE_DATABASE", "FLASK_DEBUG"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -35,24 +35,18 @@ def before_removal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def client() -> FlaskClient:
-    """Return a client that sends a key. Its application stores pets in memory."""
-    return create_client(":memory:")
-
-
-@pytest.fixture
-def anonymous(client: FlaskClient) -> FlaskClient:
-    """Return a client that sends no key to the same application."""
-    return client.application.test_client()
-
-
-@pytest.fixture
 def database(tmp_path: Path) -> Path:
     """Return the path of a file that does not exist yet."""
     return tmp_path / "pets.db"
 
 
 @pytest.fixture
-def file_client(database: Path) -> FlaskClient:
+def client(database: Path) -> FlaskClient:
     """Return a client that sends a key. Its application stores pets in the file."""
     return create_client(database)
+
+
+@pytest.fixture
+def anonymous(client: FlaskClient) -> FlaskClient:
+    """Return a client that sends no key to the same application."""
+    return client.application.test_client()

@@ -90,10 +90,10 @@ def test_a_bug_is_logged_and_not_shown(
 
 
 def test_an_unavailable_store_is_logged_and_not_shown(
-    file_client: FlaskClient, database: Path, caplog: pytest.LogCaptureFixture
+    client: FlaskClient, database: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     database.unlink()
-    for response in (post_pet(file_client), file_client.get("/healthz")):
+    for response in (post_pet(client), client.get("/healthz")):
         message = assert_error(response, 503, "storage_unavailable")
         assert message == (
             "The store cannot answer at the moment. Try again in a second. If you were "

@@ -27,33 +27,33 @@ from tests.helpers import (
 
 
 def test_reads_continue_and_writes_are_503_while_another_program_holds_the_lock(
-    file_client: FlaskClient, database: Path, caplog: pytest.LogCaptureFixture
+    client: FlaskClient, database: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pets = [add_pet(file_client)]
+    pets = [add_pet(client)]
     with ThreadPoolExecutor(32) as threads:
         with other_program(database, "BEGIN IMMEDIATE"):
-            creates = [threads.submit(post_pet, file_client) for _ in range(32)]
+            creates = [threads.submit(post_pet, client) for _ in range(32)]
             lists = []
             while not all(create.done() for create in creates):
-                lists.append(all_pets(file_client))
+                lists.append(all_pets(client))
         assert lists == [pets] * len(lists)
         # One or two if they waited for the writes.
         assert len(lists) > 10
         assert_unavailable(*(create.result() for create in creates))
     assert caplog.messages[-1].endswith("database is locked; another program uses it")
-    pets.append(add_pet(file_client))
-    assert all_pets(file_client) == pets
+    pets.append(add_pet(client))
+    assert all_pets(client) == pets
 
 
 def test_the_file_has_a_wal_even_if_another_program_has_changed_the_mode(
-    file_client: FlaskClient, database: Path
+    client: FlaskClient, database: Path
 ) -> None:
     with other_program(database, "PRAGMA journal_mode = DELETE"):
-        pets = [add_pet(file_client)]
-        assert all_pets(file_client) == pets
+        pets = [add_pet(client)]
+        assert all_pets(client) == pets
     assert is_in_wal_mode(database)
     wal_of(database).unlink()
-    assert_unavailable(post_pet(file_client), file_client.get("/v1/pets"))
+    assert_unavailable(post_pet(client), client.get("/v1/pets"))
 
 
 @contextmanager
@@ -72,16 +72,16 @@ def limited(name: str, limit: int) -> Iterator[None]:
 
 @needs_linux
 def test_writes_are_503_while_the_disk_is_full(
-    file_client: FlaskClient, database: Path, caplog: pytest.LogCaptureFixture
+    client: FlaskClient, database: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pets = [add_pet(file_client)]
+    pets = [add_pet(client)]
     # No file can grow, as on a full disk.
     with limited("RLIMIT_FSIZE", wal_of(database).stat().st_size):
-        assert_unavailable(post_pet(file_client, name="x" * 60_000))
-        assert all_pets(file_client) == pets
+        assert_unavailable(post_pet(client, name="x" * 60_000))
+        assert all_pets(client) == pets
     assert "disk I/O error; the disk may be full or failing" in caplog.messages[-1]
-    pets.append(add_pet(file_client))
-    assert all_pets(file_client) == pets
+    pets.append(add_pet(client))
+    assert all_pets(client) == pets
 
 
 @pytest.fixture

@@ -47,18 +47,18 @@ def test_an_id_that_no_pet_can_have_matches_no_operation(
 
 
 def test_ids_end_at_the_largest_int64(
-    file_client: FlaskClient, database: Path, caplog: pytest.LogCaptureFixture
+    client: FlaskClient, database: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    add_pet(file_client)
+    add_pet(client)
     # SQLite keeps the largest id of a table with AUTOINCREMENT here.
     update = "UPDATE sqlite_sequence SET seq = 9223372036854775806"
     with other_program(database, update):
         pass
-    pet = add_pet(file_client)
+    pet = add_pet(client)
     assert pet["id"] == 9223372036854775807
-    assert file_client.get("/v1/pets/9223372036854775807").get_json() == pet
+    assert client.get("/v1/pets/9223372036854775807").get_json() == pet
     # No id is left.
-    assert_error(post_pet(file_client), 503, "storage_unavailable")
+    assert_error(post_pet(client), 503, "storage_unavailable")
     assert caplog.messages[-1].endswith("database or disk is full; free some space")
 
 

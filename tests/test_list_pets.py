@@ -59,10 +59,10 @@ def test_the_link_to_the_next_page_has_the_prefix_the_limit_and_the_status(
 
 
 def test_a_client_that_follows_the_links_sees_pets_that_are_added_meanwhile(
-    file_client: FlaskClient,
+    client: FlaskClient,
 ) -> None:
     def add_pets() -> list[int]:
-        return [add_pet(file_client)["id"] for _ in range(15)]
+        return [add_pet(client)["id"] for _ in range(15)]
 
     with ThreadPoolExecutor(4) as threads:
         writers = [threads.submit(add_pets) for _ in range(4)]
@@ -72,7 +72,7 @@ def test_a_client_that_follows_the_links_sees_pets_that_are_added_meanwhile(
             # The last round begins after the writers are done, to see their last pets.
             writers_are_done = all(writer.done() for writer in writers)
             path = f"/v1/pets?limit=3&after={seen[-1] if seen else 0}"
-            seen += [pet["id"] for pet in all_pets(file_client, path)]
+            seen += [pet["id"] for pet in all_pets(client, path)]
     added = [pet_id for writer in writers for pet_id in writer.result()]
     assert seen == sorted(added)
 

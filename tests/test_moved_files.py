@@ -24,29 +24,29 @@ from tests.service import FLASK, GUNICORN, serving
 @pytest.mark.parametrize("is_used_before", [True, False])
 @pytest.mark.parametrize("successor", ["none", "other store", "link to the file"])
 def test_a_moved_file_is_503_until_it_is_back(
-    file_client: FlaskClient,
+    client: FlaskClient,
     database: Path,
     is_used_before: bool,
     successor: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    pets = [add_pet(file_client)] if is_used_before else []
+    pets = [add_pet(client)] if is_used_before else []
     moved = database.rename(database.with_name("moved.db"))
     if successor == "other store":
         create_other_store(database.with_name("other.db")).rename(database)
     elif successor == "link to the file":
         database.symlink_to(moved)
     for _ in range(2):
-        assert_unavailable(post_pet(file_client), file_client.get("/healthz"))
-        assert_unavailable(file_client.get("/v1/pets"), file_client.get("/v1/pets/1"))
+        assert_unavailable(post_pet(client), client.get("/healthz"))
+        assert_unavailable(client.get("/v1/pets"), client.get("/v1/pets/1"))
     assert caplog.messages[-1].endswith(
         "the file was moved, removed or replaced; put it back, or restart the service "
         "to use what is there now"
     )
     assert database.exists() == (successor != "none")
     moved.replace(database)
-    pets.append(add_pet(file_client))
-    assert all_pets(file_client) == pets
+    pets.append(add_pet(client))
+    assert all_pets(client) == pets
 
 
 @needs_linux

@@ -90,7 +90,8 @@ def test_the_shop_serves_its_own_route_and_the_pets(
         if f".venv/bin/{server} " in line
     ]
     # The command as it is, with the variable that the page sets, on any free port.
-    shell = ["sh", "-c", f"cd {tmp_path}; clone={ROOT}; {command}"]
+    folder, clone = shlex.quote(str(tmp_path)), shlex.quote(str(ROOT))
+    shell = ["sh", "-c", f"cd {folder}; clone={clone}; {command}"]
     ports = {"FLASK_RUN_PORT": "0", "GUNICORN_CMD_ARGS": "--bind 127.0.0.1:0"}
     with serving(tmp_path / "unused.db", shell, **ports) as shop:
         answer = shop.send(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")

@@ -124,17 +124,17 @@ def names(pets: list[Any]) -> set[str]:
     "members", [{"category_id": 2**63}, {"status": "lost"}, {"name": None}]
 )
 def test_a_statement_that_fails_fails_alone(
-    file_client: FlaskClient, database: Path, members: dict[str, Any]
+    client: FlaskClient, database: Path, members: dict[str, Any]
 ) -> None:
-    add_view(file_client, **members)
-    responses, _ = send_together(file_client, database, ["/v1/pets", "/x"] * 8)
+    add_view(client, **members)
+    responses, _ = send_together(client, database, ["/v1/pets", "/x"] * 8)
     statuses = [response.status_code for response in responses]
     assert statuses == [201, 500] * 8
-    assert len(all_pets(file_client)) == 8
+    assert len(all_pets(client)) == 8
 
 
 def test_a_statement_that_undoes_the_transaction_fails_its_batch(
-    file_client: FlaskClient, database: Path, caplog: pytest.LogCaptureFixture
+    client: FlaskClient, database: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     trigger = (
         "CREATE TRIGGER no_pet_15 BEFORE INSERT ON pets WHEN NEW.name = '15' "
@@ -142,37 +142,35 @@ def test_a_statement_that_undoes_the_transaction_fails_its_batch(
     )
     with other_program(database, trigger):
         pass
-    responses, _ = send_together(file_client, database, ["/v1/pets"] * 16)
+    responses, _ = send_together(client, database, ["/v1/pets"] * 16)
     added = [each.get_json() for each in responses if each.status_code == 201]
     refused = [each for each in responses if each.status_code == 500]
     assert len(added) + len(refused) == 16
     assert len(refused) > 1
-    assert names(added) == names(all_pets(file_client))
+    assert names(added) == names(all_pets(client))
     # Each has the same traceback: none has those of other threads.
     assert len({record.exc_text for record in caplog.records}) == 1
 
 
 def test_ctrl_c_in_the_thread_that_commits_fails_its_batch_only(
-    file_client: FlaskClient, database: Path
+    client: FlaskClient, database: Path
 ) -> None:
-    add_view(file_client, name=Interrupt())
+    add_view(client, name=Interrupt())
     paths = [*["/v1/pets"] * 15, "/x"]
-    responses, errors = send_together(file_client, database, paths)
+    responses, errors = send_together(client, database, paths)
     assert [type(error) for error in errors] == [KeyboardInterrupt]
     added = [each.get_json() for each in responses if each.status_code == 201]
     refused = [each for each in responses if each.status_code == 500]
     assert len(added) + len(refused) == 15
     assert refused
-    added.append(add_pet(file_client, name="later"))
-    assert names(added) == names(all_pets(file_client))
+    added.append(add_pet(client, name="later"))
+    assert names(added) == names(all_pets(client))
 
 
 # The schema.
 
 
-def test_a_list_of_a_status_uses_the_index(
-    file_client: FlaskClient, database: Path
-) -> None:
+def test_a_list_of_a_status_uses_the_index(client: FlaskClient, database: Path) -> None:
     values = {"status": "sold", "after": 0, "limit": 20}
     with other_program(database) as program:
         query = f"EXPLAIN QUERY PLAN {SELECT_PAGE_OF_STATUS}"
@@ -184,7 +182,7 @@ def test_a_list_of_a_status_uses_the_index(
     "pet", ["'Rex', 'one', 'sold'", "x'00', 1, 'sold'", "'Rex', 1, 'lost'"]
 )
 def test_another_program_cannot_add_what_no_pet_has(
-    file_client: FlaskClient, database: Path, pet: str
+    client: FlaskClient, database: Path, pet: str
 ) -> None:
     with other_program(database) as program, pytest.raises(sqlite3.IntegrityError):
         program.execute(f"INSERT INTO pets VALUES (1, {pet})")
