@@ -4,7 +4,7 @@ import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from tests.helpers import add_pet, all_pets, assert_error
+from tests.helpers import NEW_PET, add_pet, all_pets, assert_error
 
 REX = '{"name": "Rex", "categoryId": 1}'
 
@@ -27,6 +27,12 @@ def test_a_pet_is_added(client: FlaskClient) -> None:
     assert response.headers["Location"] == "/v1/pets/1"
     assert response.text == '{"id":1,"name":"Rex","categoryId":1,"status":"sold"}\n'
     assert all_pets(client) == [{"id": 1, **pet}]
+
+
+def test_the_location_has_the_prefix(client: FlaskClient) -> None:
+    prefix = {"SCRIPT_NAME": "/store"}
+    response = client.post("/v1/pets", json=NEW_PET, environ_overrides=prefix)
+    assert response.headers["Location"] == "/store/v1/pets/1"
 
 
 @pytest.mark.parametrize(

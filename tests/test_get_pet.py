@@ -77,6 +77,17 @@ def test_get_pet_is_gone_from_5_december_2030_on(
     assert client.get("/v1/pets").get_json() == [pet]
 
 
+def test_the_time_of_the_removal_is_compared_with_each_request(
+    client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_pet(client)
+    monkeypatch.undo()  # The application has the real time again.
+    monkeypatch.setattr(app, "REMOVED_AT", datetime.now(UTC) + timedelta(hours=1))
+    assert client.get("/v1/pets/1").status_code == 200
+    monkeypatch.setattr(app, "REMOVED_AT", datetime.now(UTC))
+    assert client.get("/v1/pets/1").status_code == 410
+
+
 def test_a_new_pet_has_no_location_once_get_pet_is_gone(
     client: FlaskClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

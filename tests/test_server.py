@@ -2,6 +2,7 @@
 
 import re
 import sqlite3
+import subprocess
 from base64 import b64encode
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -21,7 +22,17 @@ from tests.helpers import (
     needs_linux,
     other_program,
 )
-from tests.service import FLASK, GUNICORN, PROCFILE, ROOT, request, run, serving
+from tests.service import (
+    FLASK,
+    GUNICORN,
+    PROCFILE,
+    ROOT,
+    TIMEOUT,
+    environment,
+    request,
+    run,
+    serving,
+)
 
 both_servers = pytest.mark.parametrize("command", [GUNICORN, FLASK], ids=lambda c: c[0])
 
@@ -191,10 +202,15 @@ def test_settings_come_from_the_environment_or_from_the_config(
     assert response.status_code == 200
 
 
+def copy_service(folder: Path) -> None:
+    """Copy the files that the service needs into a folder."""
+    for file in [*ROOT.glob("*.py"), ROOT / "index.html", ROOT / "openapi.json"]:
+        (folder / file.name).write_bytes(file.read_bytes())
+
+
 @needs_linux
 def test_the_default_database_is_in_the_instance_folder(tmp_path: Path) -> None:
-    for file in [*ROOT.glob("*.py"), ROOT / "index.html", ROOT / "openapi.json"]:
-        (tmp_path / file.name).write_bytes(file.read_bytes())
+    copy_service(tmp_path)
     # As if the folder were a virtual environment: `python3 -m venv .` makes it one.
     program = "import os, sys; sys.prefix = os.getcwd(); import app; app.create_app()"
     (tmp_path / "instance").touch()
@@ -207,7 +223,37 @@ def test_the_default_database_is_in_the_instance_folder(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob("instance/*")] == ["pets.db"]
 
 
+@needs_linux
+def test_eight_processes_may_create_the_file_at_the_same_time(tmp_path: Path) -> None:
+    program = f"import app; app.create_app({{'API_KEYS': '{KEY}'}})"
+    for number in range(5):
+        path = str(tmp_path / f"{number}.db")
+        processes = [
+            subprocess.Popen(
+                ["python", "-c", program],
+                cwd=ROOT,
+                env=environment(PETSTORE_DATABASE=path),
+            )
+            for _ in range(8)
+        ]
+        assert [process.wait(TIMEOUT) for process in processes] == [0] * 8
+
+
 # The running service.
+
+
+@needs_linux
+def test_an_upgrade_may_replace_the_files_of_a_running_service(tmp_path: Path) -> None:
+    copy_service(tmp_path)
+    program = """
+import os, app
+client = app.create_app({"API_KEYS": "k"}).test_client()
+os.remove("index.html")
+os.remove("openapi.json")
+print(client.get("/").status_code, client.get("/v1/openapi.json").status_code)
+"""
+    ended = run("python", "-c", program, folder=tmp_path)
+    assert (ended.stdout, ended.stderr) == ("200 200\n", "")
 
 
 @needs_linux

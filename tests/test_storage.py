@@ -2,6 +2,7 @@
 
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tests.helpers import (
     other_program,
     post_pet,
 )
+from tests.request_table import assert_responses
 from tests.service import run, serving, start_writers
 
 # Pets that got a 201. system/test_disk.py shows that they are on the disk.
@@ -167,6 +169,31 @@ def test_ctrl_c_in_the_thread_that_commits_fails_its_batch_only(
     assert names(added) == names(all_pets(client))
 
 
+class LockState:
+    """A value that is stored as "locked", or as "free" if another program may write."""
+
+    def __init__(self, database: Path) -> None:
+        self.database = database
+
+    def __conform__(self, protocol: object) -> str:
+        with closing(sqlite3.connect(self.database, timeout=0)) as program:
+            try:
+                program.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError:
+                return "locked"
+            return "free"
+
+
+def test_a_transaction_has_the_lock_before_its_first_statement(
+    client: FlaskClient, database: Path
+) -> None:
+    # Without it, one that reads first, and then writes, would fail at once while
+    # another program writes.
+    add_view(client, name=LockState(database))
+    client.post("/x")
+    assert names(all_pets(client)) == {"locked"}
+
+
 # The schema.
 
 
@@ -179,7 +206,9 @@ def test_a_list_of_a_status_uses_the_index(client: FlaskClient, database: Path) 
 
 
 @pytest.mark.parametrize(
-    "pet", ["'Rex', 'one', 'sold'", "x'00', 1, 'sold'", "'Rex', 1, 'lost'"]
+    "pet",
+    ["'Rex', 'one', 'sold'", "x'00', 1, 'sold'", "'Rex', 1, 'lost'"]
+    + ["NULL, 1, 'sold'", "'Rex', NULL, 'sold'", "'Rex', 1, NULL"],
 )
 def test_another_program_cannot_add_what_no_pet_has(
     client: FlaskClient, database: Path, pet: str
@@ -191,13 +220,19 @@ def test_another_program_cannot_add_what_no_pet_has(
 # In memory, several stores, other databases, and the end of a store.
 
 
+def test_a_store_in_memory_gets_the_responses_of_the_table() -> None:
+    client = create_client(":memory:")
+    add_pet(client)
+    assert_responses(client)
+
+
 def test_each_store_in_memory_has_its_own_pets_and_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     # A file that only has the same name.
     (tmp_path / ":memory:").touch()
-    client, other = create_client(":memory:"), create_client(":memory:")
+    client, other = create_client(":memory:"), create_client(Path(":memory:"))
     (tmp_path / ":memory:").unlink()
     with ThreadPoolExecutor(8) as threads:
         creates = [threads.submit(add_pet, client) for _ in range(80)]
