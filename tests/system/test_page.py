@@ -15,25 +15,44 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Locator, Page, Route, expect
 
-from tests.helpers import KEY, NEW_PET
+from tests.helpers import KEY, NEW_PET, other_program
 from tests.service import FLASK, GUNICORN, TIMEOUT, Service, add_pets, run, serving
 
 MAX_INT64 = 2**63 - 1
-WARNING = " The pet may be stored. First list any status, and look at the last page."
+WARNING = (
+    " The pet may be stored. Before you press Add again, list any status, and look at "
+    "the last page."
+)
 MARKUP = "<img src=x onerror='document.title = 1'><script>alert(1)</script>"
-SHELL_CHARACTERS = """It's "$HOME" `id` \\ !! <API_KEY> é"""
+SHELL_CHARACTERS = """It's "$HOME" `id` \\ !! <API_KEY> é\xa0🐈"""
 # In browsers from before 2023 to 2025, the reviver gets no context.
 NO_SOURCE_TEXT = """
     const parse = JSON.parse;
     JSON.parse = (text, reviver) =>
         parse(text, reviver && ((name, value) => reviver(name, value)));
 """
-# Return the elements that scroll sideways, or are wider than the phone.
+# Return the right end of each character, in pixels.
+RIGHT_ENDS = """
+    (element) => [...element.textContent].map((_, index) => {
+        const range = document.createRange();
+        range.setStart(element.firstChild, index);
+        range.setEnd(element.firstChild, index + 1);
+        return range.getBoundingClientRect().right;
+    })
+"""
+# Return the elements that scroll sideways, or are wider than the screen.
 TOO_WIDE = """
-    (elements) => elements
-        .filter((element) => element.scrollWidth > Math.min(element.clientWidth, 380))
+    (elements, width) => elements
+        .filter((element) => element.scrollWidth > Math.min(element.clientWidth, width))
         .map((element) => element.outerHTML)
 """
+
+# Debian's Chromium. It finds no host but this one: otherwise, it asks hosts of its
+# maker on its own, even with Playwright's switches.
+CHROMIUM: dict[str, Any] = {
+    "executable_path": "/usr/bin/chromium",
+    "args": ["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"],
+}
 
 # In milliseconds.
 expect.set_options(timeout=1000 * TIMEOUT)
@@ -49,13 +68,7 @@ on_a_phone = pytest.mark.browser_context_args(
 def browser_type_launch_args(
     browser_type_launch_args: dict[str, Any],
 ) -> dict[str, Any]:
-    """Use Debian's Chromium, and let it find no host but this one.
-
-    Chromium asks hosts of its maker on its own, even with Playwright's switches.
-    """
-    rules = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
-    path = "/usr/bin/chromium"
-    return {**browser_type_launch_args, "executable_path": path, "args": [rules]}
+    return {**browser_type_launch_args, **CHROMIUM}
 
 
 @pytest.fixture
@@ -97,6 +110,11 @@ def press_list(page: Page, limit: str = "20") -> None:
     button(page, "List").click()
 
 
+def added(name: str, pet_id: int) -> str:
+    """Return the outcome of Add. U+2068 and U+2069 isolate the name."""
+    return f"Added \u2068{name}\u2069 with id {pet_id}."
+
+
 def press_add(page: Page, name: str, category_id: str = "1") -> None:
     """Fill in the new pet, and press Add."""
     page.get_by_label("Name").fill(name)
@@ -131,8 +149,15 @@ def sent_methods(page: Page) -> list[str]:
 
 
 def run_curl_line(page: Page) -> str:
-    """Run the curl line in a shell with the key, and return the body."""
-    line = page.get_by_role("group", name="Request").inner_text()
+    """Copy the curl line, run it in a shell with the key, and return the body."""
+    button(page, "Copy").click()
+    hint = "Copied. For a Unix shell: replace <API_KEY> with the key."
+    expect(region(page, "Last request")).to_contain_text(hint)
+    name = page.get_by_label("Name")
+    name.clear()
+    name.press("Control+V")
+    line = name.input_value()
+    assert line == page.get_by_role("group", name="Request").text_content()
     ended = run("bash", "-c", f"{line.replace('<API_KEY>', KEY, 1)} --silent")
     assert ended.returncode == 0
     return ended.stdout.partition("\n\n")[2]
@@ -149,7 +174,7 @@ def test_both_servers_and_a_prefix_serve_the_page(
         page.get_by_label("API key").fill(f" {KEY} ")
         for name, pet_id in ("Rex", 1), ("Tom", 2):
             press_add(page, name)
-            expect_outcome(page, "Add a pet", f"Added {name} with id {pet_id}.")
+            expect_outcome(page, "Add a pet", added(name, pet_id))
         location = f"location: {prefix}/v1/pets/2"
         expect(region(page, "Last request")).to_contain_text(location)
         press_list(page, limit="1")
@@ -190,8 +215,15 @@ def test_nothing_is_sent_without_a_key_that_a_header_can_carry(page: Page) -> No
 
 def test_a_wrong_key_is_an_error(page: Page) -> None:
     page.get_by_label("API key").fill("other")
-    expect_outcomes(page, re.compile("^invalid_api_key: The API key is not valid"))
+    refused = re.compile("^invalid_api_key: The API key is not valid")
+    expect_outcomes(page, refused)
     expect(region(page, "Last request")).to_contain_text("401 UNAUTHORIZED")
+    expect(page.get_by_label("API key")).to_be_focused()
+    # A new request clears the old refusal.
+    page.get_by_label("API key").fill(KEY)
+    press_list(page)
+    expect_outcome(page, "Pets", "No pets.")
+    expect(region(page, "Add a pet").get_by_role("status")).to_be_empty()
 
 
 def test_an_error_is_its_code_and_its_message(page: Page, service: Service) -> None:
@@ -253,7 +285,12 @@ def test_an_answer_that_breaks_off_is_an_error(page: Page) -> None:
 def test_a_503_says_that_the_pet_may_be_stored(page: Page, service: Service) -> None:
     service.database.rename(service.database.with_name("moved.db"))
     error = service.request("GET", "/v1/pets").body
-    expect_outcomes(page, f"{error['code']}: {error['message']}", WARNING)
+    press_list(page)
+    expect_outcome(page, "Pets", f"{error['code']}: {error['message']}")
+    press_add(page, "Rex")
+    # The warning replaces the advice of the service.
+    reason = "storage_unavailable: The store cannot answer at the moment."
+    expect_outcome(page, "Add a pet", f"{reason}{WARNING}")
 
 
 def test_status_and_limit_choose_the_pets(page: Page, service: Service) -> None:
@@ -261,7 +298,7 @@ def test_status_and_limit_choose_the_pets(page: Page, service: Service) -> None:
     new_status = region(page, "Add a pet").get_by_label("Status")
     new_status.select_option("sold")
     press_add(page, "Kitty", "2")
-    expect_outcome(page, "Add a pet", "Added Kitty with id 4.")
+    expect_outcome(page, "Add a pet", added("Kitty", 4))
     press_list(page, limit="")
     expect_outcome(page, "Pets", "4 pets, no more follow.")
     press_list(page, limit="3")
@@ -283,19 +320,19 @@ def test_status_and_limit_choose_the_pets(page: Page, service: Service) -> None:
 
 def test_a_new_pet_appears_in_the_list(page: Page) -> None:
     def continue_after_outcome(route: Route) -> None:
-        expect_outcome(page, "Add a pet", "Added Tom with id 2.")
+        expect_outcome(page, "Add a pet", added("Tom", 2))
         route.continue_()
 
     expect_outcome(page, "Pets", "Enter the API key and press List.")
     press_add(page, "Rex")
-    expect_outcome(page, "Add a pet", "Added Rex with id 1.")
+    expect_outcome(page, "Add a pet", added("Rex", 1))
     expect_outcome(page, "Pets", "Press List to see the pets.")
     press_list(page)
     expect_ids(page, 1)
     page.route("**/v1/pets?*", continue_after_outcome)
     press_add(page, "Tom")
     expect_outcome(page, "Pets", "2 pets, no more follow.")
-    expect_outcome(page, "Add a pet", "Added Tom with id 2.")
+    expect_outcome(page, "Add a pet", added("Tom", 2))
     expect_ids(page, 1, 2)
     # The list is fetched again, but the POST stays the last request.
     expect(region(page, "Last request")).to_contain_text("201 CREATED")
@@ -303,7 +340,7 @@ def test_a_new_pet_appears_in_the_list(page: Page) -> None:
 
 def test_markup_in_a_name_is_text(page: Page) -> None:
     press_add(page, MARKUP, "-7")
-    expect_outcome(page, "Add a pet", f"Added {MARKUP[:30]}… with id 1.")
+    expect_outcome(page, "Add a pet", added(MARKUP[:30] + "…", 1))
     press_list(page)
     expect(page.get_by_role("cell")).to_have_text(["1", MARKUP, "-7", "available"])
     expect(page.get_by_role("group", name="Body")).to_contain_text(MARKUP)
@@ -311,6 +348,10 @@ def test_markup_in_a_name_is_text(page: Page) -> None:
 
 def test_integers_stay_as_they_are(page: Page) -> None:
     large = (f"{2**53 + 1}", f"{MAX_INT64}", f"{~MAX_INT64}")
+    # A keyboard for numbers has no minus on an iPhone.
+    expect(page.get_by_label("Category id")).not_to_have_attribute(
+        "inputmode", "numeric"
+    )
     typed = (*large, " 12 ", "-007")
     numbers = [*large, "12", "-7"]
     body = page.get_by_role("group", name="Body")
@@ -326,7 +367,7 @@ def test_a_browser_that_hides_the_digits_may_round_but_works(page: Page) -> None
     page.reload()
     page.get_by_label("API key").fill(KEY)
     press_add(page, "Rex", f"{2**53 + 1}")
-    expect_outcome(page, "Add a pet", "Added Rex with id 1.")
+    expect_outcome(page, "Add a pet", added("Rex", 1))
     body = page.get_by_role("group", name="Body")
     expect(body).to_contain_text(f'"categoryId":{2**53 + 1},')
     press_list(page)
@@ -349,22 +390,12 @@ def test_the_curl_line_gives_the_same_answer_in_a_shell(page: Page) -> None:
     body = page.get_by_role("group", name="Body")
     press_add(page, SHELL_CHARACTERS)
     expect_outcome(page, "Add a pet", re.compile(r"with id 1\.$"))
-    pet = json.loads(body.inner_text())
-    assert json.loads(run_curl_line(page)) == {**pet, "id": 2}
+    pet = json.loads(run_curl_line(page))
+    assert (pet["id"], pet["name"]) == (2, SHELL_CHARACTERS)
     region(page, "Pets").get_by_label("Status").select_option("available")
     press_list(page)
     expect_ids(page, 1, 2)
     assert run_curl_line(page) == body.text_content()
-
-
-def test_copy_copies_the_curl_line(page: Page) -> None:
-    press_add(page, "Rex")
-    expect_outcome(page, "Add a pet", "Added Rex with id 1.")
-    button(page, "Copy").click()
-    expect(region(page, "Last request")).to_contain_text("Copied. Replace <API_KEY>")
-    name = page.get_by_label("Name")
-    name.press("Control+V")
-    expect(name).to_have_value(page.get_by_role("group", name="Request").inner_text())
 
 
 def test_next_and_previous_page(page: Page, service: Service) -> None:
@@ -379,7 +410,7 @@ def test_next_and_previous_page(page: Page, service: Service) -> None:
     next_page.dispatch_event("click", {"detail": 2})
     expect_ids(page, 5)
     expect(next_page).to_be_disabled()
-    expect_outcome(page, "Pets", "1 pet, no more follow.")
+    expect_outcome(page, "Pets", "Page 3: 1 pet, no more follow.")
     # It keeps the focus, and sends nothing.
     page.keyboard.press("Enter")
     previous_page.click()
@@ -403,6 +434,36 @@ def test_next_page_continues_the_list_whose_filter_the_fields_show(
     expect_ids(page, 2)
     expect(status).to_have_value("")
     expect(page.get_by_label("Limit")).to_have_value("1")
+
+
+def test_next_page_finds_its_link_among_those_of_a_proxy(
+    page: Page, service: Service
+) -> None:
+    def add_links(route: Route) -> None:
+        answer = route.fetch()
+        links = f"</style.css>; rel=preload, {answer.headers['link']}, </x>; rel=last"
+        kind = "application/json; charset=utf-8"
+        headers = {**answer.headers, "link": links, "content-type": kind}
+        route.fulfill(response=answer, headers=headers)
+
+    add_pets(service, 2)
+    page.route("**/v1/pets?*", add_links, times=1)
+    press_list(page, limit="1")
+    button(page, "Next page").click()
+    expect_ids(page, 2)
+
+
+def test_the_key_follows_no_link_to_another_host(page: Page, service: Service) -> None:
+    def change_host(route: Route) -> None:
+        link = f'<http://127.0.0.2:1{urlsplit(page.url).path}v1/pets>; rel="next"'
+        answer = route.fetch()
+        route.fulfill(response=answer, headers={**answer.headers, "link": link})
+
+    add_pets(service, 2)
+    page.route("**/v1/pets?*", change_host)
+    press_list(page, limit="1")
+    expect_outcome(page, "Pets", "1 pet, no more follow.")
+    expect(button(page, "Next page")).to_be_hidden()
 
 
 def test_an_error_while_paging_keeps_the_page(page: Page, service: Service) -> None:
@@ -437,7 +498,7 @@ def test_no_click_counts_while_a_request_runs(page: Page, service: Service) -> N
     expect_ids(page, 3)
     page.route("**/v1/pets*", click_and_continue, times=1)
     button(page, "Add").click()
-    expect_outcome(page, "Add a pet", "Added Rex with id 5.")
+    expect_outcome(page, "Add a pet", added("Rex", 5))
     # After a POST, the page fetches its list again.
     assert sent_methods(page) == ["GET", "GET", "GET", "POST", "GET"]
 
@@ -454,6 +515,46 @@ def test_a_double_click_on_add_sends_one_request(page: Page) -> None:
     assert sent_methods(page) == ["POST", "GET"]
 
 
+def test_an_enter_that_is_held_down_sends_one_request(
+    page: Page, service: Service
+) -> None:
+    service.database.rename(service.database.with_name("moved.db"))
+    page.get_by_label("Category id").fill("1")
+    page.get_by_label("Name").fill("Rex")
+    for _ in range(5):
+        # From the second one on, it is a repeat.
+        page.keyboard.down("Enter")
+        expect_outcome(page, "Add a pet", re.compile(f"{WARNING}$"))
+    page.keyboard.up("Enter")
+    press_list(page)
+    assert sent_methods(page) == ["POST", "GET"]
+
+
+def test_a_translated_page_sends_the_values_of_the_contract(page: Page) -> None:
+    texts = (
+        "(options) => options.forEach((option) => (option.textContent = 'verkauft'))"
+    )
+    page.locator("option").evaluate_all(texts)
+    region(page, "Add a pet").get_by_label("Status").select_option("sold")
+    press_add(page, "Rex")
+    expect_outcome(page, "Add a pet", added("Rex", 1))
+    region(page, "Pets").get_by_label("Status").select_option("sold")
+    press_list(page)
+    expect_ids(page, 1)
+
+
+def test_a_name_changes_no_direction_and_keeps_its_spaces(page: Page) -> None:
+    name = "a  \u202eb"
+    press_add(page, name)
+    expect_outcome(page, "Add a pet", added(name, 1))
+    # The full stop is at the end, on the right.
+    ends = region(page, "Add a pet").get_by_role("status").evaluate(RIGHT_ENDS)
+    assert max(ends) == ends[-1]
+    press_list(page)
+    expect_ids(page, 1)
+    assert page.locator("td .name").inner_text() == name
+
+
 def test_the_keyboard_is_enough(page: Page, service: Service) -> None:
     def press_tab(target: Locator, text: str = "") -> None:
         page.keyboard.press("Tab")
@@ -463,7 +564,7 @@ def test_the_keyboard_is_enough(page: Page, service: Service) -> None:
     add_pets(service, 2)
     page.reload()
     page.keyboard.type(KEY)
-    press_tab(page.get_by_role("link", name="Add a pet"))
+    # The form is beside the list, so no link leads to it.
     press_tab(region(page, "Pets").get_by_label("Status"))
     press_tab(page.get_by_label("Limit"), "1")
     press_tab(button(page, "List"))
@@ -478,7 +579,7 @@ def test_the_keyboard_is_enough(page: Page, service: Service) -> None:
     press_tab(region(page, "Add a pet").get_by_label("Status"), "sold")
     press_tab(button(page, "Add"))
     page.keyboard.press("Enter")
-    expect_outcome(page, "Add a pet", "Added Tom with id 3.")
+    expect_outcome(page, "Add a pet", added("Tom", 3))
     pet = {"id": 3, "name": "Tom", "categoryId": 5, "status": "sold"}
     assert service.request("GET", "/v1/pets").body[2] == pet
     # The next pet can be typed at once.
@@ -494,12 +595,12 @@ def test_long_values_fit_on_a_phone(page: Page) -> None:
     for pet_id in (1, 2):
         press_add(page, "x" * 900, f"{~MAX_INT64}")
         # A whole name would hide the id.
-        outcome = f"Added {'x' * 30}… with id {pet_id}."
+        outcome = added("x" * 30 + "…", pet_id)
         expect_outcome(page, "Add a pet", outcome)
-        assert boxes.evaluate_all(TOO_WIDE) == []
+        assert boxes.evaluate_all(TOO_WIDE, 380) == []
     press_list(page)
     expect_outcome(page, "Pets", "2 pets, no more follow.")
-    assert boxes.evaluate_all(TOO_WIDE) == []
+    assert boxes.evaluate_all(TOO_WIDE, 380) == []
     # The first name is cut after a few lines.
     expect(page.get_by_role("row").last).to_be_in_viewport(ratio=1)
 
@@ -517,6 +618,33 @@ def test_the_columns_stay_where_they_are(page: Page) -> None:
     button(page, "Next page").click()
     expect_ids(page, 2)
     assert columns.evaluate_all(positions) == before
+
+
+@pytest.mark.parametrize("width", [1280, 900, 380])
+def test_an_id_stays_on_one_line(page: Page, service: Service, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 800})
+    ids = (999, 1000, 123_456_789_012)
+    insert = "INSERT INTO pets VALUES ({}, 'Rex the dog', 9223372036854775807, 'sold')"
+    with other_program(service.database, *(insert.format(each) for each in ids)):
+        press_list(page)
+    expect_ids(page, *ids)
+    heights = "(cells) => cells.map((cell) => cell.offsetHeight)"
+    assert len({*page.locator(".id").evaluate_all(heights)}) == 1
+    assert page.locator("html, section, pre").evaluate_all(TOO_WIDE, width) == []
+
+
+@on_a_phone
+def test_a_wait_is_seen_at_once(page: Page, service: Service) -> None:
+    add_pets(service, 40)
+    press_list(page)
+    expect_outcome(page, "Pets", "20 pets, more follow.")
+    os.killpg(service.process.pid, signal.SIGSTOP)
+    button(page, "Next page").click()
+    expect_outcome(page, "Pets", "Waiting for the answer …")
+    expect(button(page, "List")).to_have_css("opacity", "0.4")
+    os.killpg(service.process.pid, signal.SIGCONT)
+    expect_outcome(page, "Pets", "Page 2: 20 pets, no more follow.")
+    expect(button(page, "List")).to_have_css("opacity", "1")
 
 
 @on_a_phone
@@ -538,9 +666,9 @@ def test_an_outcome_comes_into_sight(page: Page, service: Service) -> None:
     expect_outcome(page, "Pets", "20 pets, more follow.")
     # The button is below the pets, and the outcome is above them.
     button(page, "Next page").click()
-    expect_outcome(page, "Pets", "5 pets, no more follow.")
+    expect_outcome(page, "Pets", "Page 2: 5 pets, no more follow.")
     press_add(page, "Rex")
-    expect_outcome(page, "Add a pet", "Added Rex with id 26.")
+    expect_outcome(page, "Add a pet", added("Rex", 26))
 
 
 def test_the_page_is_light_or_dark(page: Page) -> None:
