@@ -25,6 +25,8 @@ PROCFILE = shlex.split((ROOT / "Procfile").read_text().removeprefix("web: "))
 PROCFILE += ["--bind", "127.0.0.1:0"]
 # With a log of the requests, in which no key may be.
 GUNICORN = [*PROCFILE, "--access-logfile", "-"]
+PROXIED = [*GUNICORN, "tests.proxied:create_app()"]
+PROXIED.remove("app:create_app()")
 FLASK = ["flask", "run", "--port", "0"]
 # Seconds to wait for a response or for a process.
 TIMEOUT = 15.0

@@ -11,7 +11,7 @@ import pytest
 
 from app import create_app
 from tests.helpers import KEY, needs_linux
-from tests.service import ROOT, add_pets, run, serving
+from tests.service import PROXIED, ROOT, add_pets, run, serving
 
 README = (ROOT / "README.md").read_text("utf-8")
 API = (ROOT / "docs" / "api.md").read_text("utf-8")
@@ -55,7 +55,7 @@ def test_the_first_requests_get_the_responses_shown() -> None:
 @needs_linux
 def test_the_python_client_lists_all_pets_or_says_what_is_wrong(database: Path) -> None:
     [program] = blocks(API, "A client in Python", "python")
-    with serving(database) as service:
+    with serving(database, PROXIED) as service:
         add_pets(service, 21)
         program = program.replace("127.0.0.1:5000", service.address())
         refused = run("python", "-c", program)

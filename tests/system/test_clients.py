@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 
 from tests.helpers import KEY
-from tests.service import ROOT, add_pets, environment, run, serving
+from tests.service import PROXIED, ROOT, add_pets, environment, run, serving
 from tests.test_readme import API, blocks
 
 
@@ -25,7 +25,7 @@ def test_schemathesis_finds_no_response_that_the_document_lacks(database: Path) 
 def test_the_javascript_client_adds_a_pet_and_lists_all(database: Path) -> None:
     [program] = blocks(API, "A client in JavaScript", "js")
     node = ("node", "--input-type=module", "--eval")
-    with serving(database) as service:
+    with serving(database, PROXIED) as service:
         add_pets(service, 21)
         program = program.replace("127.0.0.1:5000", service.address())
         refused = run(*node, program)
