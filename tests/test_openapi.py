@@ -119,9 +119,10 @@ def test_the_members_of_a_body_are_those_of_the_service(name: str) -> None:
 
 def test_the_values_of_a_member_are_those_of_the_service() -> None:
     assert SCHEMAS["PetStatus"]["enum"] == [*schemas.STATUSES]
+    # Without its limits: JavaScript would round them to numbers that no int64 is.
     category_id = SCHEMAS["NewPet"]["properties"]["categoryId"]
-    assert category_id["minimum"] == -schemas.MAX_INT64 - 1
-    assert category_id["maximum"] == schemas.MAX_INT64
+    assert category_id["format"] == "int64"
+    assert not {"minimum", "maximum"} & category_id.keys()
 
 
 def test_the_default_of_the_status_is_in_its_description(client: FlaskClient) -> None:
