@@ -1,5 +1,6 @@
 """deploy/: backups, restores, the units, and nginx in front of the service."""
 
+import json
 import os
 import re
 import socket
@@ -7,7 +8,7 @@ import ssl
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from http.client import HTTPSConnection
 from itertools import groupby
 from pathlib import Path
@@ -20,7 +21,6 @@ from tests.service import (
     GUNICORN,
     ROOT,
     TIMEOUT,
-    Response,
     Service,
     run,
     serving,
@@ -129,17 +129,45 @@ def test_the_thirty_backups_that_were_written_last_are_kept(
     assert {*contents(backups)} == {*others, *old[3:], returned, new}
 
 
-# Page 2 is the root of the pets. Its number of cells, which refer to the other pages,
-# is 3 bytes after its beginning (sqlite.org/fileformat2.html).
+def cut_short(data: bytes) -> bytes:
+    """Return the first half of a file."""
+    return data[: len(data) // 2]
+
+
+def damage_a_page(data: bytes) -> bytes:
+    """Return a file whose fourth page is not one of SQLite."""
+    return data[: 3 * 4096] + b"\xff" * 4096 + data[4 * 4096 :]
+
+
+def lose_half_of_the_pages(data: bytes) -> bytes:
+    """Return a file whose table of pets refers to half of its pages only.
+
+    Page 2 is the root of the table. Its fifth byte is the number of the pages that it
+    refers to (sqlite.org/fileformat2.html, "B-tree Pages").
+    """
+    position = 4096 + 4
+    half = bytes([data[position] // 2])
+    return data[:position] + half + data[position + 1 :]
+
+
+def damage_the_index(data: bytes) -> bytes:
+    """Return a file whose index has another status for pet 500 than the table has.
+
+    An entry of the index is the status and then the id, in two bytes.
+    """
+    pet_500 = (500).to_bytes(2, "big")
+    assert data.count(b"sold" + pet_500) == 1
+    return data.replace(b"sold" + pet_500, b"lost" + pet_500)
+
+
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda data: b"",
     "text": lambda data: b"Rex\n" * 1000,
-    "cut short": lambda data: data[: len(data) // 2],
+    "cut short": cut_short,
     "another program": lambda data: data.replace(b"pets", b"cars"),
-    "damaged page": lambda data: data[:12_288] + b"\xff" * 4096 + data[16_384:],
-    "lost pages": lambda data: data[:4100] + bytes([data[4100] // 2]) + data[4101:],
-    # The index has the status and the id of each pet. This is pet 500.
-    "damaged index": lambda data: data.replace(b"sold\1\xf4", b"lost\1\xf4"),
+    "damaged page": damage_a_page,
+    "lost pages": lose_half_of_the_pages,
+    "damaged index": damage_the_index,
 }
 
 
@@ -296,6 +324,7 @@ class Proxy(Service):
     """
 
     def __init__(self, folder: Path, edit: str = "") -> None:
+        self.folder = folder
         with socket.create_server(("127.0.0.1", 0)) as server:
             self.port = server.getsockname()[1]
         conf = (ROOT / "deploy" / "nginx.conf").read_text()
@@ -303,7 +332,7 @@ class Proxy(Service):
             "listen 80;": f"listen unix:{folder}/http;",
             "listen 443 ssl;": f"listen 127.0.0.1:{self.port} ssl;",
             "listen [::]:80;": "",
-            "listen [::]:443 ssl;": "",
+            "listen [::]:443 ssl;": f"listen unix:{folder}/plain;",
             "/etc/letsencrypt/live/pets.example.com": str(folder),
             "/run/petstore.sock": f"{folder}/petstore.sock",
         }.items():
@@ -324,6 +353,20 @@ class Proxy(Service):
         """Return a new connection, which does not check the certificate."""
         context = ssl._create_unverified_context()
         return HTTPSConnection("127.0.0.1", self.port, timeout=TIMEOUT, context=context)
+
+    def send(self, data: bytes) -> bytes:
+        """Send bytes without TLS, and return the answer."""
+        answer = b""
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(TIMEOUT)
+            sock.connect(f"{self.folder}/plain")
+            # nginx may close the connection before it has read a large request.
+            with suppress(OSError):
+                sock.sendall(data)
+            with suppress(ConnectionResetError):
+                while received := sock.recv(65_536):
+                    answer += received
+        return answer
 
 
 def with_socket(folder: Path) -> list[str]:
@@ -346,25 +389,76 @@ def proxy(tmp_path: Path, service: Service) -> Iterator[Proxy]:
     proxy.kill()
 
 
-def assert_error(response: Response, status: int, code: str) -> None:
-    """Check that a response is an Error body, which a page of any origin can read."""
-    message = response.body["message"]
-    assert response.body == {"code": code, "message": message, "status": status}
-    assert response.status == status
-    assert response.headers["Content-Type"] == "application/json"
-    assert response.headers.get_all("Access-Control-Allow-Origin") == ["*"]
+def assert_error(answer: bytes, status: int, code: str) -> None:
+    """Check that an answer is an Error body, which a page of any origin can read."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    status_line, *fields = head.decode().splitlines()
+    assert status_line.startswith(f"HTTP/1.1 {status} ")
+    error = json.loads(body)
+    assert error == {"code": code, "message": error["message"], "status": status}
+    assert "Content-Type: application/json" in fields
+    assert fields.count("Access-Control-Allow-Origin: *") == 1
+    assert ("Retry-After: 1" in fields) == (status == 503)
 
 
-def test_errors_of_nginx_have_the_error_body(proxy: Proxy, service: Service) -> None:
-    assert proxy.request("POST", "/v1/pets", NEW_PET).status == 201
-    # The service refuses the first one, and nginx the second one.
-    for size in (70_000, 140_000):
-        response = proxy.request("POST", "/v1/pets", "x" * size)
-        assert_error(response, 413, "body_too_large")
+HOST = "Host: x\r\nConnection: close\r\n"
+JSON = f"{HOST}Authorization: Bearer {KEY}\r\nContent-Type: application/json\r\n"
+CHUNKED = f"{JSON}Transfer-Encoding: chunked\r\n"
+POST = "POST /v1/pets HTTP/1.1\r\n"
+GET = "GET /v1/pets HTTP/1.1\r\n"
+
+
+NGINX_ERRORS = [
+    (f"{GET}\r\n", 400, "bad_request"),  # No Host.
+    (f"{GET}{HOST}{HOST}\r\n", 400, "bad_request"),
+    (f"GET / HTTP/3.0\r\n{HOST}\r\n", 505, "bad_request"),
+    (f"g@t / HTTP/1.1\r\n{HOST}\r\n", 400, "bad_request"),
+    (f"TRACE / HTTP/1.1\r\n{HOST}\r\n", 405, "method_not_allowed"),
+    (f"CONNECT x:1 HTTP/1.1\r\n{HOST}\r\n", 400, "bad_request"),
+    (f"GET /{'x' * 6_000} HTTP/1.1\r\n{HOST}\r\n", 404, "not_found"),
+    (f"GET /{'x' * 8_160} HTTP/1.1\r\n{HOST}\r\n", 404, "not_found"),
+    (f"GET /{'x' * 40_000} HTTP/1.1\r\n{HOST}\r\n", 414, "uri_too_long"),
+    (f"{GET}{HOST}x: {'x' * 40_000}\r\n\r\n", 400, "bad_request"),
+    (f"{GET}{HOST}" + f"x: {'x' * 4_000}\r\n" * 20 + "\r\n", 400, "bad_request"),
+    (f"GET /\0 HTTP/1.1\r\n{HOST}\r\n", 400, "bad_request"),
+    (f"GET /%00 HTTP/1.1\r\n{HOST}\r\n", 400, "bad_request"),
+    (f"GET /../../etc HTTP/1.1\r\n{HOST}\r\n", 400, "bad_request"),
+    (f"{POST}{JSON}Content-Length: x\r\n\r\n", 400, "bad_request"),
+    (f"{POST}{CHUNKED}Content-Length: 9\r\n\r\n", 400, "bad_request"),
+    (f"{POST}{CHUNKED}\r\nxyz\r\n", 400, "bad_request"),
+    (f"{POST}{JSON}Transfer-Encoding: x\r\n\r\n", 501, "bad_request"),
+    (f"{POST}{CHUNKED}\r\n10001\r\n{'x' * 65_537}\r\n0\r\n\r\n", 413, "body_too_large"),
+    (f"{POST}{JSON}Content-Length: 65537\r\n\r\n{'x' * 65_537}", 413, "body_too_large"),
+    (
+        f"{POST}{JSON}Content-Length: 2000000\r\n\r\n{'x' * 2_000_000}",
+        413,
+        "body_too_large",
+    ),
+]
+
+
+def test_errors_of_nginx_have_the_error_body(proxy: Proxy) -> None:
+    for data, status, code in NGINX_ERRORS:
+        print(data[:100])  # pytest shows the last one if the test fails.
+        assert_error(proxy.send(data.encode()), status, code)
+
+
+def test_a_full_disk_of_nginx_refuses_no_pet(proxy: Proxy, tmp_path: Path) -> None:
+    # Here, nginx would keep a body that it does not keep in memory.
+    (tmp_path / "body").rmdir()
+    for size in (1_000, 20_000, 60_000):
+        pet = {**NEW_PET, "name": "x" * size}
+        assert proxy.request("POST", "/v1/pets", pet).status == 201
+
+
+def test_a_503_has_the_error_body_of_the_service_or_of_nginx(
+    proxy: Proxy, service: Service
+) -> None:
+    request = f"GET /healthz HTTP/1.1\r\n{HOST}\r\n".encode()
     service.database.rename(service.database.with_name("moved.db"))
-    assert_error(proxy.request("GET", "/healthz"), 503, "storage_unavailable")
+    assert_error(proxy.send(request), 503, "storage_unavailable")
     service.kill()
-    assert_error(proxy.request("GET", "/healthz"), 503, "service_unavailable")
+    assert_error(proxy.send(request), 503, "service_unavailable")
 
 
 def test_clients_that_stall_do_not_stop_others(proxy: Proxy) -> None:
