@@ -3,4 +3,4 @@
 import pytest
 
 # A failing assert in these modules shows its values, as in a test.
-pytest.register_assert_rewrite("tests.helpers", "tests.request_table", "tests.service")
+pytest.register_assert_rewrite("tests.helpers", "tests.service")
