@@ -12,10 +12,10 @@ workers = 1
 # A write that waits for a lock of another program keeps its thread. The other threads
 # remain for reads.
 threads = 64
-# Even an idle connection needs a descriptor. With 1,000 of them, the default, gunicorn
-# would reach the usual limit of 1,024 descriptors, which ends its worker.
+# Even an idle connection needs a file descriptor. With 1,000 connections, the default,
+# gunicorn would reach the usual limit of 1,024 descriptors, which ends its worker.
 worker_connections = 900
-# The largest value: nginx refuses a longer request line first, with the Error body.
+# The most that gunicorn allows. deploy/nginx.conf refuses a longer request line.
 limit_request_line = 8190
 # Call create_app before the fork (gunicorn copies itself to make the process that
 # serves). If it raises StartError, gunicorn prints one line and ends.
@@ -36,12 +36,12 @@ forwarder_headers = ""
 
 
 def pre_request(worker: object, request: Any) -> None:
-    """Close the connection after a body that gunicorn may not read to its end.
+    """Announce that the connection closes, if gunicorn may have to close it.
 
-    A request that the service refuses has a body that nobody has read. gunicorn then
-    reads less than 64 KiB of it. If more follows, it closes the connection, but it has
-    told the client that the connection stays open. So the next request would be lost:
-    behind a proxy, perhaps that of another client.
+    The service does not read the body of a request that it refuses. After the response,
+    gunicorn reads less than 64 KiB of it. If more follows, gunicorn closes the
+    connection. Without an announcement, the client sends its next request on it, and
+    this one is lost. A proxy sends the requests of many clients on one connection.
     """
     headers = dict(request.headers)
     length = int(headers.get("CONTENT-LENGTH", 0))

@@ -28,11 +28,6 @@ from threading import Lock
 import storage
 from storage import Rows, StorageUnavailable, Values
 
-# Seconds to wait while another program has locked the file. A write may wait twice: for
-# the batch before its own, and for its own. So it fails within the five seconds that
-# `Database` promises.
-BUSY_TIMEOUT = 2.0
-
 
 class Batch:
     """Statements of several threads that one of them commits, in one transaction."""
@@ -40,7 +35,9 @@ class Batch:
     def __init__(self) -> None:
         self.lock = Lock()
         self.statements: list[tuple[str, Values]] = []
-        # The rows of each statement, or its exception. Empty until `_commit` sets them.
+        # Whether a thread commits this batch, or has committed it.
+        self.is_taken = False
+        # The rows of each statement, or its exception. Empty until the commit ends.
         self.results: list[Rows | Exception] = []
 
 
@@ -48,30 +45,32 @@ class FileInPlace:
     """A file that has to stay at its path."""
 
     def __init__(self, path: str) -> None:
-        self._path = path
+        self.path = path
         self._identity = identity_at(path)
 
-    def raise_if_moved(self) -> None:
-        """Raise StorageUnavailable if the file is not at its path any more."""
-        if self._identity is None or identity_at(self._path) != self._identity:
-            raise StorageUnavailable(
-                f"{self._path}: the file was moved, removed or replaced; put it back, "
-                "or restart the service to use what is there now"
-            )
+    def is_in_place(self) -> bool:
+        """Return whether the file is still at its path."""
+        return self._identity is not None and identity_at(self.path) == self._identity
 
 
 def identity_at(path: str) -> tuple[int, int] | None:
     """Return the device and the inode number of what is at a path.
 
-    By these, a file system identifies a file. A file that is moved keeps them. What
-    takes its place has others, even if it is a symbolic link to the moved file. None
-    means that nothing is there, or that it cannot be looked at.
+    No two files have the same two numbers. A file that is moved keeps its own, and a
+    symbolic link to it has others. None means that nothing is there, or that this
+    process may not look.
     """
     try:
         status = os.lstat(path)
     except OSError:
         return None
     return status.st_dev, status.st_ino
+
+
+# Seconds to wait while another program has locked the file. A write may wait twice: for
+# the batch before its own, and for its own. So it fails within the five seconds that
+# `Database` promises.
+BUSY_TIMEOUT = 2.0
 
 
 class SqliteFile:
@@ -84,13 +83,16 @@ class SqliteFile:
     Threads that write while another one commits share the next commit (group commit):
 
     1. With `_next_batch_lock`, a thread adds its statement to the next batch.
-    2. The first thread that gets the lock of this batch will commit it. First, it waits
-       for `_writer_lock`: until then, another thread commits the batch before, and more
-       statements may join this one.
-    3. It puts a new batch in place of this one, and commits this one.
-    4. The other threads get the lock of this batch, one by one. As it is not the next
-       batch any more, they take their results. (With one lock for all batches, they
-       would queue behind those that commit the next one.)
+    2. One thread of the batch gets the lock of the batch, and commits it. Before, it
+       waits for `_writer_lock`, because another thread may still commit the batch
+       before. Meanwhile, more statements may join.
+    3. When it has `_writer_lock`, it puts a new batch in place of this one, and commits
+       this one.
+    4. The other threads get the lock of the batch, one by one, and find their results.
+       (With one lock for all batches, they would queue behind those of the next one.)
+
+    A thread takes the lock of its batch before `_writer_lock`, and `_next_batch_lock`
+    last, so no two threads wait for each other.
 
     For example:
 
@@ -112,7 +114,7 @@ class SqliteFile:
         self._path = os.path.realpath(path)
         with (
             translated_errors(self._path, "it is not a pet store; choose another file"),
-            # Closed at once: `_connect` says why.
+            # Closed at once: gunicorn may fork later, and `_connect` says what follows.
             closing(storage.connect(self._path, BUSY_TIMEOUT)) as connection,
         ):
             create_or_check(connection, self._path)
@@ -133,7 +135,7 @@ class SqliteFile:
         the five seconds that `Database` promises.
         """
         with translated_errors(self._path), self._reader_lock:
-            self._raise_if_moved()
+            self._require_files_in_place()
             if self._reader is None:
                 self._reader = self._connect()
             return self._reader.execute(sql, values).fetchall()
@@ -147,18 +149,16 @@ class SqliteFile:
         - The transaction, its commit or its sync fails. Each thread of the batch gets
           the exception. Nothing is stored, unless the process ends before the next
           commit overwrites this one in the WAL: then the next start may find it there.
-        - Ctrl-C interrupts `_commit`. (Python does this in the main thread only, in
-          which no server handles requests.) The other threads of the batch get an
-          IndexError, although their changes may be stored.
+        - Ctrl-C interrupts `_commit`. (It interrupts the main thread only, in which no
+          server handles requests.) Then `results` stays empty, so the other threads get
+          an IndexError, although their changes may be stored.
         """
         with self._next_batch_lock:
             batch = self._next_batch
             index = len(batch.statements)
             batch.statements.append((sql, values))
         with batch.lock:
-            # Only `_commit` replaces the next batch, and it runs with the lock of that
-            # batch. So if this one is still the next batch, no thread has committed it.
-            if batch is self._next_batch:
+            if not batch.is_taken:
                 self._commit(batch)
         result = batch.results[index]
         if isinstance(result, list):
@@ -174,15 +174,18 @@ class SqliteFile:
             # From here on, no statement joins this batch.
             with self._next_batch_lock:
                 self._next_batch = Batch()
+            # Not at the end: if Ctrl-C interrupts this thread, the next one must not
+            # store the pets again.
+            batch.is_taken = True
             results: list[Rows | Exception]
             try:
-                self._raise_if_moved()
+                self._require_files_in_place()
                 if self._writer is None:
                     self._writer = self._connect()
                 # `with` commits at its end. If anything fails, it rolls back.
                 with self._writer:
-                    # Take the write lock now. A transaction that reads first, and then
-                    # writes, would not wait for the lock of another program.
+                    # Take the write lock now. After BEGIN alone, a batch whose first
+                    # statement reads (today, none does) would not wait for the lock.
                     self._writer.execute("BEGIN IMMEDIATE")
                     results = [
                         try_to_execute(self._writer, sql, values)
@@ -201,7 +204,7 @@ class SqliteFile:
         connection = storage.connect(self._path, BUSY_TIMEOUT)
         try:
             # Again: the file may have been replaced just before it was opened.
-            self._raise_if_moved()
+            self._require_files_in_place()
             open_wal(connection)
             # Sync each commit: not every build of SQLite does so by default.
             connection.execute("PRAGMA synchronous = FULL")
@@ -213,27 +216,29 @@ class SqliteFile:
             self._wal = FileInPlace(f"{self._path}-wal")
         return connection
 
-    def _raise_if_moved(self) -> None:
+    def _require_files_in_place(self) -> None:
         """Raise StorageUnavailable if the file or its WAL is not at its path any more.
 
         Otherwise, the service would confirm pets that nobody finds: other programs see
-        another file at the path, or the file without its WAL. Worse, a program takes
-        any WAL beside a file for that file's own, and would copy our pets into a new
-        `pets.db`. `close` prevents this: it copies the WAL into the file that it
-        belongs to, wherever that is now, and empties it.
-
-        If a file is moved just after this check, the present request still uses it.
+        another file at the path, or the file without its WAL. If a file is moved just
+        after this check, the present request still uses it.
         """
-        self._file.raise_if_moved()
-        if self._wal is not None:
-            self._wal.raise_if_moved()
+        for file in (self._file, self._wal):
+            if file is not None and not file.is_in_place():
+                raise StorageUnavailable(
+                    f"{file.path}: the file was moved, removed or replaced; put it "
+                    "back, or restart the service to use what is there now"
+                )
 
     def close(self) -> None:
         """Copy the WAL into the file, empty it, and close the connections.
 
         Python calls this when the program ends (`open_store` in app.py). SQLite would
         copy the WAL itself when the last connection to the file closes, but not if the
-        file was moved. If `read` or `write` is called later, it opens the file again.
+        file was moved. Then the WAL would stay beside whatever is at the path now, and
+        the next program would take it for that file's own: our pets would appear there.
+
+        If `read` or `write` is called later, it opens the file again.
         """
         with self._reader_lock, self._writer_lock:
             # Each of them: if this process has only read, it has no `_writer`, but the
@@ -300,12 +305,12 @@ def create_or_check(connection: sqlite3.Connection, path: str) -> None:
                 f"(its user_version is {version}); choose another file"
             )
         connection.execute(WRITE_PROBE)
-    # Each connection does this again. Here, it shows that the folder can be written to.
-    # (It is not possible inside of a transaction.)
+    # Each connection sets WAL mode (not possible inside of a transaction). Do it here,
+    # too: it fails if the folder cannot be written to.
     try:
         open_wal(connection)
     except sqlite3.OperationalError as error:
-        # Another process may be doing the same now. SQLite does not wait for that.
+        # Another process may be setting it now. SQLite does not wait for that.
         if main_code(error) != sqlite3.SQLITE_BUSY:
             raise
 
