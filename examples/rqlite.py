@@ -5,7 +5,7 @@ database. One of them, the leader, receives all writes; any other node forwards 
 to it. Any number of machines may run the service:
 
     export PETSTORE_API_KEYS=demo-key
-    export RQLITE_NODES=10.0.0.1:4001,10.0.0.2:4001,10.0.0.3:4001
+    export RQLITE_NODES=node1.example:4001,node2.example:4001,node3.example:4001
     gunicorn --workers 2 'examples.rqlite:create_app()'
 
 After a 201, the pet is on the disks of most nodes. After a 503, it may be stored, too:
@@ -15,6 +15,9 @@ Reads have rqlite's default level, weak: the leader answers from its own copy, a
 not ask the other nodes whether it is still the leader. When the leader changes, a read
 may lack the newest pets for a moment. It never skips a pet: if a read has a pet, it has
 all older ones. https://rqlite.io/docs/api/read-consistency/ describes the other levels.
+
+A request may take longer than the five seconds that `Database` promises: each dead node
+costs up to a second, and the answer may come in parts, with three seconds for each.
 """
 
 import json
@@ -49,7 +52,7 @@ def create_app() -> Flask:
         if not re.fullmatch(r"[\w.-]+:\d+", node):
             raise app.StartError(
                 f"RQLITE_NODES: {node!r} is not HOST:PORT; set it to the HTTP "
-                "addresses of the nodes, as in 10.0.0.1:4001,10.0.0.2:4001."
+                "addresses of the nodes, as in node1.example:4001,node2.example:4001."
             )
     return app.create_app(database=Cluster(nodes))
 

@@ -327,7 +327,7 @@ http {
 }
 """
 CERTIFICATE = (
-    "openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=pets.example.com "
+    "openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=pets.example "
     "-keyout privkey.pem -out fullchain.pem"
 )
 
@@ -351,7 +351,7 @@ class Proxy(Service):
             "listen 443 ssl;": f"listen 127.0.0.1:{self.port} ssl;",
             "listen [::]:80;": "",
             "listen [::]:443 ssl;": f"listen unix:{folder}/plain;",
-            "/etc/letsencrypt/live/pets.example.com": str(folder),
+            "/etc/letsencrypt/live/pets.example": str(folder),
             "/run/petstore.sock": f"{folder}/petstore.sock",
         }.items():
             assert old in conf
