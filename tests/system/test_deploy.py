@@ -302,10 +302,16 @@ def test_a_service_that_was_not_stopped_is_503_until_it_is_restarted(
 
 
 def test_systemd_accepts_the_units(tmp_path: Path) -> None:
+    # Links: the path of the clone may have a space, which a unit would have to quote.
+    (tmp_path / "clone").symlink_to(ROOT)
+    (tmp_path / "venv").symlink_to(sys.prefix)
     for unit in (ROOT / "deploy").glob("petstore*"):
-        text = unit.read_text().replace("/srv/petstore/.venv", sys.prefix)
-        (tmp_path / unit.name).write_text(text.replace("/srv/petstore", str(ROOT)))
-    ended = run("systemd-analyze", "verify", *map(str, tmp_path.iterdir()))
+        text = unit.read_text().replace("/srv/petstore/.venv", f"{tmp_path}/venv")
+        (tmp_path / unit.name).write_text(
+            text.replace("/srv/petstore", f"{tmp_path}/clone")
+        )
+    units = map(str, tmp_path.glob("petstore*"))
+    ended = run("systemd-analyze", "verify", *units)
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
