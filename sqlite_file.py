@@ -205,15 +205,21 @@ class SqliteFile:
         try:
             # Again: the file may have been replaced just before it was opened.
             self._require_files_in_place()
-            open_wal(connection)
             # Sync each commit: not every build of SQLite does so by default.
             connection.execute("PRAGMA synchronous = FULL")
+            open_wal(connection)
+            wal = f"{self._path}-wal"
+            # A kill may have interrupted the sync of a commit. Queries would show it.
+            with suppress(OSError), open(wal, "rb") as file:
+                os.fsync(file.fileno())
+            if self._wal is None:
+                # Reader and writer may both get here. They find the same WAL.
+                self._wal = FileInPlace(wal)
+            # Again: the WAL may have been moved just before it was opened.
+            self._require_files_in_place()
         except Exception:
             connection.close()
             raise
-        if self._wal is None:
-            # Reader and writer may both get here. They find the same WAL.
-            self._wal = FileInPlace(f"{self._path}-wal")
         return connection
 
     def _require_files_in_place(self) -> None:
@@ -349,6 +355,10 @@ def translated_errors(path: str, default_hint: str | None = None) -> Iterator[No
         if hint is None:
             raise
         raise StorageUnavailable(f"{path}: {error}; {hint}") from error
+    except UnicodeDecodeError as error:
+        # Python's sqlite3 raises it if an error of SQLite quotes what is damaged.
+        hint = HINTS[sqlite3.SQLITE_CORRUPT]
+        raise StorageUnavailable(f"{path}: it is damaged; {hint}") from error
 
 
 def main_code(error: sqlite3.Error) -> int:
