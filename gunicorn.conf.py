@@ -36,12 +36,12 @@ forwarder_headers = ""
 
 
 def pre_request(worker: object, request: Any) -> None:
-    """Announce that the connection closes, if gunicorn may have to close it.
+    """Announce the close of a connection that gunicorn may have to close.
 
-    The service does not read the body of a request that it refuses. After the response,
-    gunicorn reads less than 64 KiB of it. If more follows, gunicorn closes the
-    connection. Without an announcement, the client sends its next request on it, and
-    this one is lost. A proxy sends the requests of many clients on one connection.
+    The service does not read the body of a request that it refuses. gunicorn discards
+    it after the response, but less than 64 KiB of it (a limit of its own). If more
+    follows, it closes the connection. A client that does not know this sends its next
+    request on the connection, and loses it. A proxy sends those of many clients there.
     """
     headers = dict(request.headers)
     length = int(headers.get("CONTENT-LENGTH", 0))

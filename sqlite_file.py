@@ -35,8 +35,8 @@ class Batch:
     def __init__(self) -> None:
         self.lock = Lock()
         self.statements: list[tuple[str, Values]] = []
-        # Whether a thread commits this batch, or has committed it.
-        self.is_taken = False
+        # Whether a thread has started to commit this batch.
+        self.commit_started = False
         # The rows of each statement, or its exception. Empty until the commit ends.
         self.results: list[Rows | Exception] = []
 
@@ -91,8 +91,9 @@ class SqliteFile:
     4. The other threads get the lock of the batch, one by one, and find their results.
        (With one lock for all batches, they would queue behind those of the next one.)
 
-    A thread takes the lock of its batch before `_writer_lock`, and `_next_batch_lock`
-    last, so no two threads wait for each other.
+    While a thread has the lock of its batch, it takes `_writer_lock`, and then, for a
+    moment, `_next_batch_lock`. None takes them the other way round, so no two threads
+    can block each other for ever.
 
     For example:
 
@@ -114,7 +115,7 @@ class SqliteFile:
         self._path = os.path.realpath(path)
         with (
             translated_errors(self._path, "it is not a pet store; choose another file"),
-            # Closed at once: gunicorn may fork later, and `_connect` says what follows.
+            # Closed at once, because gunicorn may fork later (see `_connect`).
             closing(storage.connect(self._path, BUSY_TIMEOUT)) as connection,
         ):
             create_or_check(connection, self._path)
@@ -149,16 +150,16 @@ class SqliteFile:
         - The transaction, its commit or its sync fails. Each thread of the batch gets
           the exception. Nothing is stored, unless the process ends before the next
           commit overwrites this one in the WAL: then the next start may find it there.
-        - Ctrl-C interrupts `_commit`. (It interrupts the main thread only, in which no
-          server handles requests.) Then `results` stays empty, so the other threads get
-          an IndexError, although their changes may be stored.
+        - Ctrl-C interrupts `_commit`, if a program writes in its main thread. Then
+          `results` stays empty, so the other threads get an IndexError, although their
+          changes may be stored.
         """
         with self._next_batch_lock:
             batch = self._next_batch
             index = len(batch.statements)
             batch.statements.append((sql, values))
         with batch.lock:
-            if not batch.is_taken:
+            if not batch.commit_started:
                 self._commit(batch)
         result = batch.results[index]
         if isinstance(result, list):
@@ -176,7 +177,7 @@ class SqliteFile:
                 self._next_batch = Batch()
             # Not at the end: if Ctrl-C interrupts this thread, the next one must not
             # store the pets again.
-            batch.is_taken = True
+            batch.commit_started = True
             results: list[Rows | Exception]
             try:
                 self._require_files_in_place()
@@ -185,7 +186,8 @@ class SqliteFile:
                 # `with` commits at its end. If anything fails, it rolls back.
                 with self._writer:
                     # Take the write lock now. After BEGIN alone, a batch whose first
-                    # statement reads (today, none does) would not wait for the lock.
+                    # statement reads (today, none does) would fail at once, instead of
+                    # waiting for the lock.
                     self._writer.execute("BEGIN IMMEDIATE")
                     results = [
                         try_to_execute(self._writer, sql, values)
@@ -209,7 +211,9 @@ class SqliteFile:
             connection.execute("PRAGMA synchronous = FULL")
             open_wal(connection)
             wal = f"{self._path}-wal"
-            # A kill may have interrupted the sync of a commit. Queries would show it.
+            # A process may have been killed between a commit and its sync. Queries show
+            # this commit, so sync it now. (On Windows, this fails. If the disk fails, the
+            # sync of the next commit says so.)
             with suppress(OSError), open(wal, "rb") as file:
                 os.fsync(file.fileno())
             if self._wal is None:

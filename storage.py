@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from threading import Lock
 from typing import Any, Protocol
 
-# Each file has this number as its user_version, which SQLite leaves to the application.
+# The user_version of a store, a number that SQLite leaves to the application.
 SCHEMA_VERSION = 1
 # AUTOINCREMENT: the id of a deleted pet is never used again. STRICT: SQLite refuses a
 # value that it cannot convert to the type of the column. IF NOT EXISTS: two machines of
