@@ -4,8 +4,8 @@ flaskr opens a connection for each request. `SqliteFile` keeps two open for all 
 and does three things that need an explanation:
 
 - It reads while it writes. In WAL mode (sqlite.org/wal.html), SQLite appends a commit
-  to a second file, the write-ahead log (WAL), for example `pets.db-wal`. This changes
-  nothing that a query is reading, so one connection reads while the other one writes.
+  to a second file, the write-ahead log (WAL), for example `pets.db-wal`. Appending
+  changes nothing that a query reads, so one connection reads while the other writes.
   When the WAL has grown, a commit also copies it into `pets.db` (a checkpoint).
 - It shares syncs. The operating system first keeps in memory what a program writes to a
   file. A sync waits until it is on the disk. Without a sync, a loss of power may undo a
@@ -83,17 +83,16 @@ class SqliteFile:
     Threads that write while another one commits share the next commit (group commit):
 
     1. With `_next_batch_lock`, a thread adds its statement to the next batch.
-    2. One thread of the batch gets the lock of the batch, and commits it. Before, it
-       waits for `_writer_lock`, because another thread may still commit the batch
-       before. Meanwhile, more statements may join.
-    3. When it has `_writer_lock`, it puts a new batch in place of this one, and commits
-       this one.
+    2. The first thread that gets the lock of this batch waits for `_writer_lock`,
+       because another thread may still commit the batch before. Meanwhile, more
+       statements may join.
+    3. Then it puts a new batch in place of this one, and commits this one.
     4. The other threads get the lock of the batch, one by one, and find their results.
-       (With one lock for all batches, they would queue behind those of the next one.)
+       (With one lock for all batches, a thread that only wants its result would queue
+       behind those that commit a later batch.)
 
-    While a thread has the lock of its batch, it takes `_writer_lock`, and then, for a
-    moment, `_next_batch_lock`. None takes them the other way round, so no two threads
-    can block each other for ever.
+    A thread that holds several locks has taken them in this order: that of its batch,
+    `_writer_lock`, `_next_batch_lock`. So no two threads can block each other for ever.
 
     For example:
 
@@ -131,9 +130,9 @@ class SqliteFile:
     def read(self, sql: str, values: Values) -> Rows:
         """Return the rows of a query. It sees a commit only after its sync.
 
-        Only a program that has locked the file exclusively delays a read. Then reads
-        wait one after the other, each for up to BUSY_TIMEOUT: together, they may exceed
-        the five seconds that `Database` promises.
+        Of other programs, only one that has locked the file exclusively delays a read.
+        Then reads wait one after the other, each for up to BUSY_TIMEOUT: together, they
+        may exceed the five seconds that `Database` promises.
         """
         with translated_errors(self._path), self._reader_lock:
             self._require_files_in_place()
@@ -148,11 +147,11 @@ class SqliteFile:
 
         - SQLite refuses the statement. Only this thread gets the exception.
         - The transaction, its commit or its sync fails. Each thread of the batch gets
-          the exception. Nothing is stored, unless the process ends before the next
-          commit overwrites this one in the WAL: then the next start may find it there.
-        - Ctrl-C interrupts `_commit`, if a program writes in its main thread. Then
-          `results` stays empty, so the other threads get an IndexError, although their
-          changes may be stored.
+          the exception, and nothing is stored. But a commit whose sync has failed stays
+          in the WAL until the next one overwrites it. If the process ends before that,
+          the next start may store it.
+        - Ctrl-C interrupts `_commit`, in a program that writes in its main thread. The
+          other threads get a RuntimeError, although their changes may be stored.
         """
         with self._next_batch_lock:
             batch = self._next_batch
@@ -161,6 +160,8 @@ class SqliteFile:
         with batch.lock:
             if not batch.commit_started:
                 self._commit(batch)
+        if not batch.results:
+            raise RuntimeError("Ctrl-C has interrupted the commit")
         result = batch.results[index]
         if isinstance(result, list):
             return result
@@ -212,8 +213,8 @@ class SqliteFile:
             open_wal(connection)
             wal = f"{self._path}-wal"
             # A process may have been killed between a commit and its sync. Queries show
-            # this commit, so sync it now. (On Windows, this fails. If the disk fails, the
-            # sync of the next commit says so.)
+            # this commit, so sync it now. (On Windows, this fails. If the disk fails,
+            # the sync of the next commit says so.)
             with suppress(OSError), open(wal, "rb") as file:
                 os.fsync(file.fileno())
             if self._wal is None:
@@ -245,8 +246,8 @@ class SqliteFile:
 
         Python calls this when the program ends (`open_store` in app.py). SQLite would
         copy the WAL itself when the last connection to the file closes, but not if the
-        file was moved. Then the WAL would stay beside whatever is at the path now, and
-        the next program would take it for that file's own: our pets would appear there.
+        file was moved. Then `pets.db-wal` would stay, and the next program would take
+        it for the WAL of the new `pets.db` at the path: our pets would appear there.
 
         If `read` or `write` is called later, it opens the file again.
         """
