@@ -8,8 +8,11 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import pytest
@@ -20,6 +23,7 @@ from tests.service import (
     FLASK,
     GUNICORN,
     PROXIED,
+    ROOT,
     TIMEOUT,
     Service,
     add_pets,
@@ -27,6 +31,8 @@ from tests.service import (
     serving,
 )
 
+# It checks WCAG: https://github.com/dequelabs/axe-core
+AXE = ROOT / ".ci" / "node_modules" / "axe-core" / "axe.min.js"
 MAX_INT64 = 2**63 - 1
 WARNING = (
     " The pet may be stored. Before you press Add again, list any status, and look at "
@@ -522,6 +528,63 @@ def test_an_enter_that_is_held_down_sends_one_request(
     assert sent_methods(page) == ["POST", "GET"]
 
 
+def test_chromium_repeats_no_post_whose_answer_is_lost(
+    page: Page, service: Service
+) -> None:
+    class LosesAnswers(BaseHTTPRequestHandler):
+        """A proxy that keeps connections open, but closes them after a POST."""
+
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            with closing(service.connect()) as connection:
+                connection.request(
+                    self.command, self.path, body, dict(self.headers.items())
+                )
+                response = connection.getresponse()
+                content = response.read()
+            self.close_connection = self.command == "POST"
+            if self.command == "GET":
+                self.send_response(response.status)
+                for name in ("Content-Type", "Content-Length"):
+                    self.send_header(name, response.headers[name])
+                self.end_headers()
+                self.wfile.write(content)
+
+        do_POST = do_GET
+
+        def log_message(self, *arguments: object) -> None:
+            """Log nothing: the service has a log."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), LosesAnswers) as proxy:
+        Thread(target=proxy.serve_forever, daemon=True).start()
+        page.goto(f"http://127.0.0.1:{proxy.server_port}/")
+        page.get_by_label("API key").fill(KEY)
+        press_list(page)
+        expect_outcome(page, "Pets", "No pets.")
+        press_add(page, "Rex")
+        expect_outcome(page, "Add a pet", re.compile(f"{WARNING}$"))
+        press_list(page)
+        expect_ids(page, 1)
+        proxy.shutdown()
+
+
+def test_what_is_typed_while_a_request_runs_stays(page: Page) -> None:
+    def type_and_continue(route: Route) -> None:
+        page.get_by_label("Category id").fill("2")
+        region(page, "Pets").get_by_label("Status").select_option("sold")
+        route.continue_()
+
+    press_list(page)
+    expect_outcome(page, "Pets", "No pets.")
+    page.route("**/v1/pets", type_and_continue)
+    press_add(page, "Rex")
+    expect_outcome(page, "Pets", "1 pet, no more follow.")
+    expect(page.get_by_label("Category id")).to_have_value("2")
+    expect(region(page, "Pets").get_by_label("Status")).to_have_value("sold")
+
+
 def test_a_translated_page_sends_the_values_of_the_contract(page: Page) -> None:
     texts = (
         "(options) => options.forEach((option) => (option.textContent = 'verkauft'))"
@@ -622,6 +685,8 @@ def test_an_id_stays_on_one_line(page: Page, service: Service, width: int) -> No
     expect_ids(page, *ids)
     heights = "(cells) => cells.map((cell) => cell.offsetHeight)"
     assert len({*page.locator(".id").evaluate_all(heights)}) == 1
+    widths = "(cells) => cells.map((cell) => cell.offsetWidth)"
+    assert min(page.locator(".name").evaluate_all(widths)) > 60
     assert page.locator("html, section, pre").evaluate_all(TOO_WIDE, width) == []
 
 
@@ -661,6 +726,21 @@ def test_an_outcome_comes_into_sight(page: Page, service: Service) -> None:
     expect_outcome(page, "Pets", "Page 2: 5 pets, no more follow.")
     press_add(page, "Rex")
     expect_outcome(page, "Add a pet", added("Rex", 26))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(
+    page: Page, service: Service, scheme: Literal["light", "dark"]
+) -> None:
+    page.emulate_media(color_scheme=scheme)
+    add_pets(service, 3)
+    press_list(page, limit="2")
+    expect_ids(page, 1, 2)
+    press_add(page, "Rex", "many")
+    expect_outcome(page, "Add a pet", re.compile("^invalid_body: "))
+    page.evaluate(AXE.read_text("utf-8"))
+    result = page.evaluate("axe.run({ runOnly: ['wcag2a', 'wcag2aa', 'wcag21aa'] })")
+    assert result["violations"] == []
 
 
 def test_the_page_is_light_or_dark(page: Page) -> None:
