@@ -62,12 +62,14 @@ def test_the_python_client_lists_all_pets_or_says_what_is_wrong(database: Path) 
         program = program.replace("demo-key", KEY)
         added, *listed = run("python", "-c", program).stdout.splitlines()
         html = run("python", "-c", program.replace("/v1/pets", f"/v1/{'x' * 9000}"))
+        moved = run("python", "-c", program.replace("/v1/pets", "/moved"))
     stopped = run("python", "-c", program)
     assert added.startswith("{'id': 22, 'name': 'Rex', ")
     assert listed == [f"{number} Rex" for number in range(1, 23)]
     for client, beginning in (
         (refused, '401: {"code":"invalid_api_key",'),
         (html, "414: <html>"),
+        (moved, "302: <!doctype html>"),
         (stopped, "URLError: <urlopen error"),
     ):
         assert client.returncode == 1

@@ -29,7 +29,9 @@ def test_the_javascript_client_adds_a_pet_and_lists_all(database: Path) -> None:
         add_pets(service, 21)
         program = program.replace("127.0.0.1:5000", service.address())
         refused = run(*node, program)
-        listed = run(*node, program.replace("demo-key", KEY))
+        program = program.replace("demo-key", KEY)
+        listed = run(*node, program)
+        moved = run(*node, program.replace("/v1/pets", "/moved"))
     stopped = run(*node, program)
     added, *pets = listed.stdout.splitlines()
     assert added == "{ id: 22, name: 'Rex', categoryId: 1, status: 'available' }"
@@ -38,3 +40,4 @@ def test_the_javascript_client_adds_a_pet_and_lists_all(database: Path) -> None:
     assert (refused.returncode, stopped.returncode) == (1, 1)
     assert '{"code":"invalid_api_key",' in refused.stderr
     assert "ECONNREFUSED" in stopped.stderr
+    assert "unexpected redirect" in moved.stderr
