@@ -38,12 +38,12 @@ forwarder_headers = ""
 def pre_request(worker: object, request: Any) -> None:
     """Announce the close of a connection that gunicorn may have to close.
 
-    The service does not read the body of a request that it refuses. gunicorn discards
-    it after the response, but less than 64 KiB of it (a limit of its own). If more
-    follows, it closes the connection. A client that does not know this sends its next
-    request on the connection, and loses it. A proxy sends those of many clients there.
+    If the service refuses a request, it does not read the body. After the response,
+    gunicorn reads less than 64 KiB of it (a limit of its own). If more follows, it
+    closes the connection. A client that does not know this sends its next request
+    there, and loses it. Behind a proxy, this may be the request of another client.
     """
     headers = dict(request.headers)
     length = int(headers.get("CONTENT-LENGTH", 0))
     if length >= 64 * 1024 or "TRANSFER-ENCODING" in headers:
-        request.force_close()
+        request.force_close()  # The response says `Connection: close`.

@@ -129,7 +129,7 @@ def read_body() -> bytes:
     try:
         body = request.get_data()
         # Of a body in chunks, Flask reads up to the limit, and does not say if more
-        # follows. (Unless the server ends the input, `read` may wait for ever.)
+        # follows. (`read` may wait for ever if the server does not end the input.)
         if environ.get("wsgi.input_terminated") and environ["wsgi.input"].read(1):
             raise RequestEntityTooLarge
     except RequestEntityTooLarge:

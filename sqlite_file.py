@@ -4,8 +4,8 @@ flaskr opens a connection for each request. `SqliteFile` keeps two open for all 
 and does three things that need an explanation:
 
 - It reads while it writes. In WAL mode (sqlite.org/wal.html), SQLite appends a commit
-  to a second file, the write-ahead log (WAL), for example `pets.db-wal`. Appending
-  changes nothing that a query reads, so one connection reads while the other writes.
+  to a second file, the write-ahead log (WAL), for example `pets.db-wal`. A query reads
+  both files as they were when it began, so one connection reads while the other writes.
   When the WAL has grown, a commit also copies it into `pets.db` (a checkpoint).
 - It shares syncs. The operating system first keeps in memory what a program writes to a
   file. A sync waits until it is on the disk. Without a sync, a loss of power may undo a
@@ -15,7 +15,8 @@ and does three things that need an explanation:
   file that somebody has moved or removed, but then nobody finds the pets.
 
 Other programs may open the file as well: a backup, the shell sqlite3, or a second
-process of the service that is just starting. They wait for each other's locks.
+process of the service that is just starting. SQLite lets only one of them write at a
+time.
 """
 
 import os
@@ -57,8 +58,8 @@ def identity_at(path: str) -> tuple[int, int] | None:
     """Return the device and the inode number of what is at a path.
 
     No two files have the same two numbers. A file that is moved keeps its own, and a
-    symbolic link to it has others. None means that nothing is there, or that this
-    process may not look.
+    symbolic link that is left in its place has others. None means that nothing is
+    there, or that this process may not look.
     """
     try:
         status = os.lstat(path)
@@ -68,7 +69,7 @@ def identity_at(path: str) -> tuple[int, int] | None:
 
 
 # Seconds to wait while another program has locked the file. A write may wait twice: for
-# the batch before its own, and for its own. So it fails within the five seconds that
+# the batch before its own, and for its own. These are four of the five seconds that
 # `Database` promises.
 BUSY_TIMEOUT = 2.0
 
@@ -82,17 +83,19 @@ class SqliteFile:
 
     Threads that write while another one commits share the next commit (group commit):
 
-    1. With `_next_batch_lock`, a thread adds its statement to the next batch.
+    1. A thread takes `_next_batch_lock`, adds its statement to the next batch, and
+       releases the lock.
     2. The first thread that gets the lock of this batch waits for `_writer_lock`,
        because another thread may still commit the batch before. Meanwhile, more
        statements may join.
     3. Then it puts a new batch in place of this one, and commits this one.
     4. The other threads get the lock of the batch, one by one, and find their results.
-       (With one lock for all batches, a thread that only wants its result would queue
-       behind those that commit a later batch.)
+       (With one lock for all batches, a thread whose result is ready would wait for
+       the commit of a later batch.)
 
     A thread that holds several locks has taken them in this order: that of its batch,
-    `_writer_lock`, `_next_batch_lock`. So no two threads can block each other for ever.
+    `_reader_lock`, `_writer_lock`, `_next_batch_lock`. So no two threads can block each
+    other for ever.
 
     For example:
 
@@ -110,7 +113,8 @@ class SqliteFile:
         Raise StorageUnavailable if it cannot be used.
         """
         storage.require_sqlite()
-        # The WAL is beside the file itself, not beside a symbolic link to it.
+        # The WAL is beside the file itself, not beside a symbolic link to it. (If this
+        # link changes later, the service goes on with this file.)
         self._path = os.path.realpath(path)
         with (
             translated_errors(self._path, "it is not a pet store; choose another file"),
@@ -130,9 +134,9 @@ class SqliteFile:
     def read(self, sql: str, values: Values) -> Rows:
         """Return the rows of a query. It sees a commit only after its sync.
 
-        Of other programs, only one that has locked the file exclusively delays a read.
-        Then reads wait one after the other, each for up to BUSY_TIMEOUT: together, they
-        may exceed the five seconds that `Database` promises.
+        Another program delays a read only if it has locked the file exclusively. Then
+        reads wait one after the other, each for up to BUSY_TIMEOUT: together, they may
+        exceed the five seconds that `Database` promises.
         """
         with translated_errors(self._path), self._reader_lock:
             self._require_files_in_place()
@@ -146,12 +150,14 @@ class SqliteFile:
         A write fails for one of these reasons:
 
         - SQLite refuses the statement. Only this thread gets the exception.
-        - The transaction, its commit or its sync fails. Each thread of the batch gets
-          the exception, and nothing is stored. But a commit whose sync has failed stays
-          in the WAL until the next one overwrites it. If the process ends before that,
-          the next start may store it.
-        - Ctrl-C interrupts `_commit`, in a program that writes in its main thread. The
-          other threads get a RuntimeError, although their changes may be stored.
+        - A file is not in place, or the transaction, its commit or its sync fails. Each
+          thread of the batch gets the exception, and nothing is stored. (If the sync
+          has failed, the changes are still in the WAL, where no query sees them, until
+          the next commit overwrites them. If the process ends before that, the next
+          start may store them.)
+        - Ctrl-C interrupts it, in a program that writes in its main thread. Then the
+          changes may be stored. If this thread has started to commit, the others of
+          its batch get a RuntimeError, and their changes may be stored, too.
         """
         with self._next_batch_lock:
             batch = self._next_batch
@@ -176,27 +182,30 @@ class SqliteFile:
             # From here on, no statement joins this batch.
             with self._next_batch_lock:
                 self._next_batch = Batch()
-            # Not at the end: if Ctrl-C interrupts this thread, the next one must not
-            # store the pets again.
+            # Before the commit: if Ctrl-C interrupts it, the next thread must not store
+            # the pets again.
             batch.commit_started = True
-            results: list[Rows | Exception]
-            try:
-                self._require_files_in_place()
-                if self._writer is None:
-                    self._writer = self._connect()
-                # `with` commits at its end. If anything fails, it rolls back.
-                with self._writer:
-                    # Take the write lock now. After BEGIN alone, a batch whose first
-                    # statement reads (today, none does) would fail at once, instead of
-                    # waiting for the lock.
-                    self._writer.execute("BEGIN IMMEDIATE")
-                    results = [
-                        try_to_execute(self._writer, sql, values)
-                        for sql, values in batch.statements
-                    ]
-            except Exception as error:
-                results = [error] * len(batch.statements)
-            batch.results = results
+            batch.results = self._transact(batch.statements)
+
+    def _transact(self, statements: list[tuple[str, Values]]) -> list[Rows | Exception]:
+        """Execute statements in one transaction. Return the rows or error of each."""
+        try:
+            self._require_files_in_place()
+            if self._writer is None:
+                self._writer = self._connect()
+            # `with` commits at its end. If anything fails, it rolls back.
+            with self._writer:
+                # Take SQLite's lock for writing now. After BEGIN alone, SQLite takes it
+                # at the first write. If a query came before it (today, none does),
+                # SQLite would not wait for another program, but fail at once.
+                self._writer.execute("BEGIN IMMEDIATE")
+                results = [
+                    try_to_execute(self._writer, sql, values)
+                    for sql, values in statements
+                ]
+        except Exception as error:
+            return [error] * len(statements)
+        return results
 
     def _connect(self) -> sqlite3.Connection:
         """Return a new connection.
@@ -212,9 +221,9 @@ class SqliteFile:
             connection.execute("PRAGMA synchronous = FULL")
             open_wal(connection)
             wal = f"{self._path}-wal"
-            # A process may have been killed between a commit and its sync. Queries show
-            # this commit, so sync it now. (On Windows, this fails. If the disk fails,
-            # the sync of the next commit says so.)
+            # If a process was killed between a commit and its sync, SQLite finds this
+            # commit in the WAL, and queries show it. So sync it now. (On Windows, this
+            # fails. If the disk fails, the sync of the next commit says so.)
             with suppress(OSError), open(wal, "rb") as file:
                 os.fsync(file.fileno())
             if self._wal is None:
@@ -244,10 +253,10 @@ class SqliteFile:
     def close(self) -> None:
         """Copy the WAL into the file, empty it, and close the connections.
 
-        Python calls this when the program ends (`open_store` in app.py). SQLite would
-        copy the WAL itself when the last connection to the file closes, but not if the
-        file was moved. Then `pets.db-wal` would stay, and the next program would take
-        it for the WAL of the new `pets.db` at the path: our pets would appear there.
+        Python calls this when the program ends (`open_store` in app.py). SQLite itself
+        copies the WAL when the last connection to the file closes, but only if the file
+        is still at its path. Otherwise, `pets.db-wal` would stay, and the next program
+        would take it for the WAL of a new `pets.db`: our pets would appear there.
 
         If `read` or `write` is called later, it opens the file again.
         """
@@ -286,7 +295,8 @@ def open_wal(connection: sqlite3.Connection) -> None:
     WAL when they close the file.
     """
     connection.execute("PRAGMA journal_mode = WAL")
-    # The first query opens the WAL. It fails if the file system cannot share memory.
+    # The first query opens the WAL, and `pets.db-shm`, which is memory that programs
+    # share. It fails if the file system cannot share memory.
     connection.execute(storage.READ_PROBE).fetchall()
 
 

@@ -76,8 +76,8 @@ class Database(Protocol):
       before the commit, so pet 8 may appear before pet 7. Then a client that asks for
       the pets after 8 never sees pet 7.)
     - If `write` returns, the changes are stored for good. If it raises an exception,
-      nothing has changed. (Rarely, something has: `SqliteFile.write` and `Cluster` say
-      when.)
+      nothing has changed, except in rare cases that `SqliteFile.write` and `Cluster`
+      name.
     - If the database cannot answer, a method raises StorageUnavailable within about
       five seconds.
     """
@@ -127,7 +127,7 @@ class PetStore:
 
 
 def require_sqlite() -> None:
-    """Raise StorageUnavailable if SQLite is too old for the statements above."""
+    """Raise StorageUnavailable if SQLite is too old: json_object needs 3.38."""
     if sqlite3.sqlite_version_info < (3, 38):
         found = sqlite3.sqlite_version
         raise StorageUnavailable(f"SQLite is {found}, but 3.38 or newer is needed")
