@@ -36,14 +36,20 @@ forwarder_headers = ""
 
 
 def pre_request(worker: object, request: Any) -> None:
-    """Announce the close of a connection that gunicorn may have to close.
+    """Let gunicorn close the connection after two kinds of requests, and announce it.
 
-    If the service refuses a request, it does not read the body. After the response,
-    gunicorn reads less than 64 KiB of it (a limit of its own). If more follows, it
-    closes the connection. A client that does not know this sends its next request
-    there, and loses it. Behind a proxy, this may be the request of another client.
+    One has a body that may stay unread: if the service refuses a request, it does not
+    read the body. After the response, gunicorn reads less than 64 KiB of it (a limit of
+    its own). If more follows, it closes the connection. A client that does not know
+    this sends its next request there, and loses it. Behind a proxy, this may be the
+    request of another client.
+
+    The other is a POST of a browser, which sends Origin with it: if a kept connection
+    breaks, Chromium sends the POST again.
     """
     headers = dict(request.headers)
     length = int(headers.get("CONTENT-LENGTH", 0))
-    if length >= 64 * 1024 or "TRANSFER-ENCODING" in headers:
+    may_stay_unread = length >= 64 * 1024 or "TRANSFER-ENCODING" in headers
+    is_of_browser = request.method == "POST" and "ORIGIN" in headers
+    if may_stay_unread or is_of_browser:
         request.force_close()  # The response says `Connection: close`.
