@@ -163,15 +163,20 @@ def sent_methods(page: Page) -> list[str]:
     return [request.method for request in requests if request.resource_type == "fetch"]
 
 
+def paste(page: Page) -> str:
+    """Paste the clipboard into the field Name, and return what is in it."""
+    name = page.get_by_label("Name")
+    name.clear()
+    name.press("Control+V")
+    return name.input_value()
+
+
 def run_curl_line(page: Page) -> str:
     """Copy the curl line, run it in a shell with the key, and return the body."""
     button(page, "Copy").click()
     hint = "Copied. For a Unix shell: replace <API_KEY> with the key."
     expect(region(page, "Last request")).to_contain_text(hint)
-    name = page.get_by_label("Name")
-    name.clear()
-    name.press("Control+V")
-    line = name.input_value()
+    line = paste(page)
     assert line == page.get_by_role("group", name="Request").text_content()
     ended = run("bash", "-c", f"{line.replace('<API_KEY>', KEY, 1)} --silent")
     assert ended.returncode == 0
@@ -411,6 +416,16 @@ def test_the_curl_line_gives_the_same_answer_in_a_shell(page: Page) -> None:
     press_list(page)
     expect_ids(page, 1, 2)
     assert run_curl_line(page) == body.text_content()
+
+
+def test_what_is_selected_is_copied_as_it_is_shown(page: Page) -> None:
+    press_add(page, SHELL_CHARACTERS)
+    expect_outcome(page, "Add a pet", re.compile(r"with id 1\.$"))
+    for name in ("Request", "Body"):
+        line = page.get_by_role("group", name=name)
+        line.click(click_count=3)
+        line.press("Control+C")
+        assert paste(page) == line.inner_text().strip()
 
 
 def test_next_and_previous_page(page: Page, service: Service) -> None:
@@ -686,7 +701,8 @@ def test_an_id_stays_on_one_line(page: Page, service: Service, width: int) -> No
         press_list(page)
     expect_ids(page, *ids)
     heights = "(cells) => cells.map((cell) => cell.offsetHeight)"
-    assert len({*page.locator(".id").evaluate_all(heights)}) == 1
+    columns = ".id" if width == 380 else ".id, .categoryId"
+    assert len({*page.locator(columns).evaluate_all(heights)}) == 1
     widths = "(cells) => cells.map((cell) => cell.offsetWidth)"
     assert min(page.locator(".name").evaluate_all(widths)) > 60
     assert page.locator("html, section, pre").evaluate_all(TOO_WIDE, width) == []
