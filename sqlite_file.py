@@ -247,7 +247,7 @@ class SqliteFile:
             if file is not None and not file.is_in_place():
                 raise StorageUnavailable(
                     f"{file.path}: the file was moved, removed or replaced; put it "
-                    "back, or restart the service to use what is there now"
+                    "back, or see docs/server.md before you restart the service"
                 )
 
     def close(self) -> None:
