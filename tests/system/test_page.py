@@ -35,8 +35,8 @@ from tests.service import (
 AXE = ROOT / ".ci" / "node_modules" / "axe-core" / "axe.min.js"
 MAX_INT64 = 2**63 - 1
 WARNING = (
-    " The pet may be stored. Before you press Add again, list any status, and look at "
-    "the last page."
+    " The pet may be stored. Before you press Add again, list the pets of any status, "
+    "and look at the last page."
 )
 MARKUP = "<img src=x onerror='document.title = 1'><script>alert(1)</script>"
 SHELL_CHARACTERS = """It's "$HOME" `id` \\ !! <API_KEY> é\xa0🐈"""
