@@ -6,8 +6,8 @@ By default, it listens on 127.0.0.1:8000, or on all addresses if PORT is set.
 import logging
 from typing import Any
 
-# One process, so one connection writes: before SQLite 3.51.3, a checkpoint could lose a
-# commit of another connection (sqlite.org/wal.html, section 11).
+# One process, so one connection writes: with two that write, a checkpoint could lose a
+# commit before SQLite 3.51.3 (sqlite.org/wal.html, section 11).
 workers = 1
 # A write that waits for a lock of another program keeps its thread. The other threads
 # remain for reads.
@@ -15,7 +15,7 @@ threads = 64
 # Even an idle connection needs a file descriptor. With 1,000 connections, the default,
 # gunicorn would reach the usual limit of 1,024 descriptors, which ends its worker.
 worker_connections = 900
-# The most that gunicorn allows. deploy/nginx.conf refuses a longer request line.
+# The highest limit of gunicorn. Behind deploy/nginx.conf, nginx refuses longer ones.
 limit_request_line = 8190
 # Call create_app before the fork (gunicorn copies itself to make the process that
 # serves). If it raises StartError, gunicorn prints one line and ends.
@@ -36,16 +36,13 @@ forwarder_headers = ""
 
 
 def pre_request(worker: object, request: Any) -> None:
-    """Let gunicorn close the connection after two kinds of requests, and announce it.
+    """Announce the close of a connection after two kinds of requests, and close it.
 
-    One has a body that may stay unread: if the service refuses a request, it does not
-    read the body. After the response, gunicorn reads less than 64 KiB of it (a limit of
-    its own). If more follows, it closes the connection. A client that does not know
-    this sends its next request there, and loses it. Behind a proxy, this may be the
-    request of another client.
-
-    The other is a POST of a browser, which sends Origin with it: if a kept connection
-    breaks, Chromium sends the POST again.
+    - A large body may stay unread, because the service refuses the request first. After
+      the response, gunicorn reads less than 64 KiB of it. If more follows, it closes
+      the connection. A client that was not told loses the next request that it sends
+      there. Behind a proxy, this may be the request of another client.
+    - Chromium repeats a POST if a kept connection breaks. A browser's POST has Origin.
     """
     headers = dict(request.headers)
     length = int(headers.get("CONTENT-LENGTH", 0))

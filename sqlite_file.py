@@ -93,9 +93,9 @@ class SqliteFile:
        (With one lock for all batches, a thread whose result is ready would wait for
        the commit of a later batch.)
 
-    A thread that holds several locks has taken them in this order: that of its batch,
-    `_reader_lock`, `_writer_lock`, `_next_batch_lock`. So no two threads can block each
-    other for ever.
+    While a thread holds a lock, it takes only later ones of this list: that of its
+    batch, `_reader_lock`, `_writer_lock`, `_next_batch_lock`. So no two threads can
+    block each other for ever.
 
     For example:
 
@@ -151,13 +151,13 @@ class SqliteFile:
 
         - SQLite refuses the statement. Only this thread gets the exception.
         - A file is not in place, or the transaction, its commit or its sync fails. Each
-          thread of the batch gets the exception, and nothing is stored. (If the sync
-          has failed, the changes are still in the WAL, where no query sees them, until
-          the next commit overwrites them. If the process ends before that, the next
-          start may store them.)
-        - Ctrl-C interrupts it, in a program that writes in its main thread. Then the
-          changes may be stored. If this thread has started to commit, the others of
-          its batch get a RuntimeError, and their changes may be stored, too.
+          thread of the batch gets the exception, and no query sees the changes. (After
+          a failed sync, they are in the WAL until the next commit overwrites them. If
+          the process ends before that, the next start may store them.)
+        - Ctrl-C interrupts it, in a program that writes in its main thread (gunicorn
+          and, by default, `flask run` do not). Then the changes may be stored. If this
+          thread was committing, so may those of its whole batch, and the other threads
+          get a RuntimeError.
         """
         with self._next_batch_lock:
             batch = self._next_batch
@@ -195,8 +195,8 @@ class SqliteFile:
                 self._writer = self._connect()
             # `with` commits at its end. If anything fails, it rolls back.
             with self._writer:
-                # Take SQLite's lock for writing now. After BEGIN alone, SQLite takes it
-                # at the first write. If a query came before it (today, none does),
+                # IMMEDIATE: wait for SQLite's lock for writing now. After BEGIN alone,
+                # the first write takes it. If a query came before (today, none does),
                 # SQLite would not wait for another program, but fail at once.
                 self._writer.execute("BEGIN IMMEDIATE")
                 results = [
@@ -221,8 +221,8 @@ class SqliteFile:
             connection.execute("PRAGMA synchronous = FULL")
             open_wal(connection)
             wal = f"{self._path}-wal"
-            # If a process was killed between a commit and its sync, SQLite finds this
-            # commit in the WAL, and queries show it. So sync it now. (On Windows, this
+            # A process may have been killed before it synced a commit. Queries show
+            # this commit now, so a loss of power must not undo it. (On Windows, this
             # fails. If the disk fails, the sync of the next commit says so.)
             with suppress(OSError), open(wal, "rb") as file:
                 os.fsync(file.fileno())
@@ -254,9 +254,9 @@ class SqliteFile:
         """Copy the WAL into the file, empty it, and close the connections.
 
         Python calls this when the program ends (`open_store` in app.py). SQLite itself
-        copies the WAL when the last connection to the file closes, but only if the file
-        is still at its path. Otherwise, `pets.db-wal` would stay, and the next program
-        would take it for the WAL of a new `pets.db`: our pets would appear there.
+        does this when the last connection to the file closes, but not if the file was
+        moved. Then `pets.db-wal` would stay at the old path, and whoever creates a new
+        `pets.db` there would find our pets in it.
 
         If `read` or `write` is called later, it opens the file again.
         """
