@@ -88,7 +88,7 @@ class SqliteFile:
     2. The first thread that gets the lock of this batch waits for `_writer_lock`,
        because another thread may still commit the batch before. Meanwhile, more
        statements may join.
-    3. Then it puts a new batch in place of this one, and commits this one.
+    3. Then it replaces the next batch by a new one, and commits its own.
     4. The other threads get the lock of the batch, one by one, and find their results.
        (With one lock for all batches, a thread whose result is ready would wait for
        the commit of a later batch.)
@@ -255,8 +255,8 @@ class SqliteFile:
 
         Python calls this when the program ends (`open_store` in app.py). SQLite itself
         does this when the last connection to the file closes, but not if the file was
-        moved. Then `pets.db-wal` would stay at the old path, and whoever creates a new
-        `pets.db` there would find our pets in it.
+        moved. Then `pets.db-wal` would stay at the old path, and a new `pets.db` there
+        would get our pets.
 
         If `read` or `write` is called later, it opens the file again.
         """

@@ -559,7 +559,7 @@ def test_chromium_repeats_no_post_whose_answer_is_lost(
                 )
                 response = connection.getresponse()
                 content = response.read()
-            self.close_connection = b"Tom" in body and self.command == "POST"
+            self.close_connection = b"Tom" in body
             if not self.close_connection:
                 self.send_response(response.status)
                 for name in ("Content-Type", "Content-Length", "Connection"):
