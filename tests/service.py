@@ -40,10 +40,15 @@ class Response(NamedTuple):
     body: Any
 
 
+# What Python or gunicorn may need on some machines.
+INHERITED = ("LD_LIBRARY_PATH", "SYSTEMROOT", "TMPDIR")
+
+
 def environment(**settings: str) -> dict[str, str]:
-    """Return an environment with PATH and these settings."""
+    """Return an environment with PATH and these settings, and what is INHERITED."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return {"PATH": path, "PYTHONDONTWRITEBYTECODE": "1", **settings}
+    inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
+    return {"PATH": path, "PYTHONDONTWRITEBYTECODE": "1", **inherited, **settings}
 
 
 def run(

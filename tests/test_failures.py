@@ -45,6 +45,7 @@ def test_reads_continue_and_writes_are_503_while_another_program_holds_the_lock(
     assert all_pets(client) == pets
 
 
+@needs_linux
 def test_the_file_has_a_wal_even_if_another_program_has_changed_the_mode(
     client: FlaskClient, database: Path
 ) -> None:
@@ -140,7 +141,7 @@ def test_a_damaged_schema_is_503_and_refused_at_startup(database: Path) -> None:
     assert content.count(b"tablepetspets") == 1
     database.write_bytes(content.replace(b"tablepetspets", b"tablep\xfctspets"))
     assert_unavailable(client.get("/v1/pets"), post_pet(client))
-    with pytest.raises(StartError, match=f"{database}: it is damaged; the disk may be"):
+    with pytest.raises(StartError, match=": it is damaged; the disk may be failing"):
         create_client(database)
 
 

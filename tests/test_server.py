@@ -2,7 +2,6 @@
 
 import re
 import sqlite3
-import subprocess
 from base64 import b64encode
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -27,8 +26,6 @@ from tests.service import (
     GUNICORN,
     PROCFILE,
     ROOT,
-    TIMEOUT,
-    environment,
     request,
     run,
     serving,
@@ -223,20 +220,33 @@ def test_the_default_database_is_in_the_instance_folder(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob("instance/*")] == ["pets.db"]
 
 
+# A program that starts eight services on each of ten new files.
+STARTS_TOGETHER = """
+import multiprocessing, sys, app
+
+fork = multiprocessing.get_context("fork")
+barrier = fork.Barrier(8)
+
+def start(number):
+    barrier.wait()
+    app.create_app({"DATABASE": f"{sys.argv[1]}/{number}.db"})
+
+for number in range(10):
+    processes = [fork.Process(target=start, args=[number]) for _ in range(8)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+"""
+
+
 @needs_linux
 def test_eight_processes_may_create_the_file_at_the_same_time(tmp_path: Path) -> None:
-    program = f"import app; app.create_app({{'API_KEYS': '{KEY}'}})"
-    for number in range(5):
-        path = str(tmp_path / f"{number}.db")
-        processes = [
-            subprocess.Popen(
-                ["python", "-c", program],
-                cwd=ROOT,
-                env=environment(PETSTORE_DATABASE=path),
-            )
-            for _ in range(8)
-        ]
-        assert [process.wait(TIMEOUT) for process in processes] == [0] * 8
+    program = ("python", "-c", STARTS_TOGETHER, str(tmp_path))
+    ended = run(*program, PETSTORE_API_KEYS=KEY)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    for number in range(10):
+        assert all_pets(create_client(tmp_path / f"{number}.db")) == []
 
 
 # The running service.

@@ -1,6 +1,7 @@
 """The store: pets that got a 201, batches, pets in memory, and other databases."""
 
 import sqlite3
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -60,7 +61,7 @@ add_pets(8, 20)
 
 
 def test_a_program_may_end_while_its_threads_add_pets(database: Path) -> None:
-    ended = run("python", "-c", ENDS_WHILE_ADDING, str(database))
+    ended = run(sys.executable, "-c", ENDS_WHILE_ADDING, str(database))
     assert (ended.returncode, ended.stderr) == (0, "")
     stored = {pet["name"] for pet in all_pets(create_client(database))}
     assert set(ended.stdout.splitlines()) <= stored
