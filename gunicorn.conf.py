@@ -4,13 +4,17 @@ By default, it listens on 127.0.0.1:8000, or on all addresses if PORT is set.
 """
 
 import logging
+from contextlib import suppress
+from socket import SHUT_RD, fromfd
 from typing import Any
 
-# One process, so one connection writes: with two that write, a checkpoint could lose a
-# commit before SQLite 3.51.3 (sqlite.org/wal.html, section 11).
+from gunicorn.util import close_graceful
+
+# One process: if two of them write all the time, SQLite before 3.51.3 may lose a commit
+# in very rare cases (sqlite.org/wal.html, section 11).
 workers = 1
-# A write that waits for a lock of another program keeps its thread. The other threads
-# remain for reads.
+# Each request keeps a thread, also while it waits for a lock of another program, or for
+# a client. About 60 may wait at the same time, and some threads remain for the others.
 threads = 64
 # Even an idle connection needs a file descriptor. With 1,000 connections, the default,
 # gunicorn would reach the usual limit of 1,024 descriptors, which ends its worker.
@@ -25,28 +29,43 @@ preload_app = True
 # request, too: address, time, request line, status, bytes of the body, seconds. Not the
 # user name (%(u)s) of Basic authentication: a line break in it would forge a line.
 access_log_format = '%(h)s %(t)s "%(r)s" %(s)s %(B)s %(L)s'
-# If this log cannot be written, Python would print the request with its key.
+# If a line cannot be written, for example because the disk is full, Python's logging
+# would print what gunicorn gave it to the standard error: all headers, with the key.
 logging.raiseExceptions = False
 
-# By default, gunicorn creates a socket for commands.
+# By default, gunicorn creates a socket through which programs can control it.
 control_socket_disable = True
-# By default, a client on the same machine may set SCRIPT_NAME, the prefix of our links,
-# in a header.
+# By default, a header of a proxy on this machine may set SCRIPT_NAME, the prefix of our
+# links. A client may have forged it. Here, only the operator sets it.
 forwarder_headers = ""
 
 
 def pre_request(worker: object, request: Any) -> None:
-    """Announce the close of a connection after two kinds of requests, and close it.
+    """Announce that the connection ends, if the body may stay unread.
 
-    - A large body may stay unread, because the service refuses the request first. After
-      the response, gunicorn reads less than 64 KiB of it. If more follows, it closes
-      the connection. A client that was not told loses the next request that it sends
-      there. Behind a proxy, this may be the request of another client.
-    - Chromium repeats a POST if a kept connection breaks. A browser's POST has Origin.
+    After the response, gunicorn reads 64 KiB of a body that the service has refused. If
+    more follows, it closes the connection. A client that was not told loses the next
+    request that it sends there. Behind a proxy, this may be another client's.
     """
     headers = dict(request.headers)
-    length = int(headers.get("CONTENT-LENGTH", 0))
-    may_stay_unread = length >= 64 * 1024 or "TRANSFER-ENCODING" in headers
-    is_of_browser = request.method == "POST" and "ORIGIN" in headers
-    if may_stay_unread or is_of_browser:
+    is_large = int(headers.get("CONTENT-LENGTH", 0)) >= 64 * 1024
+    if is_large or "TRANSFER-ENCODING" in headers:
         request.force_close()  # The response says `Connection: close`.
+
+
+def post_request(
+    worker: object, request: object, environ: object, response: Any
+) -> None:
+    """Wait until the client has closed a connection that the response ends.
+
+    gunicorn does this after the hook, so that the client can read the whole response.
+    But it waits in the thread that accepts connections: for each client that closes
+    late, all others would wait for up to two seconds.
+    """
+    if response and response.should_close():
+        sock = response.sock
+        with suppress(OSError):  # The client may have closed the connection.
+            # close_graceful closes what it gets, and gunicorn closes the socket itself.
+            close_graceful(fromfd(sock.fileno(), sock.family, sock.type))
+            # Now gunicorn finds the connection closed, and does not wait again.
+            sock.shutdown(SHUT_RD)
