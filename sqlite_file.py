@@ -1,7 +1,7 @@
 """The pets in a file on the disk.
 
-flaskr opens a connection for each request. `SqliteFile` keeps two open for all threads,
-and does three things that need an explanation:
+`SqliteFile` keeps two connections open for all threads, and does three things that need
+an explanation:
 
 - It reads while it writes. In WAL mode (sqlite.org/wal.html), SQLite appends a commit
   to a second file, the write-ahead log (WAL), for example `pets.db-wal`. A query reads
@@ -16,12 +16,12 @@ and does three things that need an explanation:
 
 Other programs may open the file as well: a backup, the shell sqlite3, or a second
 process of the service that is just starting. SQLite lets only one of them write at a
-time.
+time. They share memory through a third file, `pets.db-shm`.
 """
 
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from copy import copy
 from threading import Lock
@@ -29,49 +29,71 @@ from threading import Lock
 import storage
 from storage import Rows, StorageUnavailable, Values
 
+Statement = tuple[str, Values]
+# The rows of a statement, or its exception.
+Result = Rows | Exception
+
+# Seconds that SQLite waits while another program has locked the file. A write may wait
+# twice, for the batch before its own and for its own: together, less than the five
+# seconds that `Database` promises.
+BUSY_TIMEOUT = 2.0
+
 
 class Batch:
-    """Statements of several threads that one of them commits, in one transaction."""
+    """Statements of several threads that one of them commits."""
 
     def __init__(self) -> None:
         self.lock = Lock()
-        self.statements: list[tuple[str, Values]] = []
-        # Whether a thread has started to commit this batch.
-        self.commit_started = False
-        # The rows of each statement, or its exception. Empty until the commit ends.
-        self.results: list[Rows | Exception] = []
+        self.statements: list[Statement] = []
+        # The result of each statement. Empty until the commit has ended.
+        self.results: list[Result] = []
 
 
-class FileInPlace:
-    """A file that has to stay at its path."""
+class GroupCommit:
+    """Threads that write while another one commits share the next commit.
 
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self._identity = identity_at(path)
+    For example:
 
-    def is_in_place(self) -> bool:
-        """Return whether the file is still at its path."""
-        return self._identity is not None and identity_at(self.path) == self._identity
-
-
-def identity_at(path: str) -> tuple[int, int] | None:
-    """Return the device and the inode number of what is at a path.
-
-    No two files have the same two numbers. A file that is moved keeps its own, and a
-    symbolic link that is left in its place has others. None means that nothing is
-    there, or that this process may not look.
+        thread 1             thread 2                 thread 3
+        joins batch A
+        commits A            joins batch B            joins batch B
+                             waits for A              waits for B
+        returns its result   commits B
+                             returns its result       returns its result
     """
-    try:
-        status = os.lstat(path)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
 
+    def __init__(self, commit: Callable[[list[Statement]], list[Result]]) -> None:
+        """`commit` executes statements in one transaction, and returns their results.
 
-# Seconds to wait while another program has locked the file. A write may wait twice: for
-# the batch before its own, and for its own. These are four of the five seconds that
-# `Database` promises.
-BUSY_TIMEOUT = 2.0
+        An exception is one of these results: `commit` returns it, and raises none.
+        """
+        self._commit = commit
+        self._commit_lock = Lock()
+        self._next_batch = Batch()
+        self._next_batch_lock = Lock()
+
+    def run(self, statement: Statement) -> Result:
+        """Return the result of a statement, once its batch has been committed."""
+        with self._next_batch_lock:
+            batch = self._next_batch
+            index = len(batch.statements)
+            batch.statements.append(statement)
+        # The first thread that gets this lock commits the batch. The others wait here,
+        # and then find their results. (If they waited for `_commit_lock`, they would
+        # also wait for the commit of the next batch.)
+        with batch.lock:
+            if not batch.results:
+                # Wait for the batch before. Meanwhile, more threads may join this one.
+                with self._commit_lock:
+                    # From here on, threads join another batch.
+                    with self._next_batch_lock:
+                        self._next_batch = Batch()
+                    # If Ctrl-C interrupts the commit, these remain, so that no other
+                    # thread commits the batch again.
+                    interrupted = RuntimeError("Ctrl-C has interrupted the commit")
+                    batch.results = [interrupted] * len(batch.statements)
+                    batch.results = self._commit(batch.statements)
+        return batch.results[index]
 
 
 class SqliteFile:
@@ -80,31 +102,6 @@ class SqliteFile:
     One connection reads, and another one writes. A thread uses `_reader` only with
     `_reader_lock`, and `_writer` only with `_writer_lock`. As only one transaction
     writes at a time, pets appear in the order of their ids.
-
-    Threads that write while another one commits share the next commit (group commit):
-
-    1. A thread takes `_next_batch_lock`, adds its statement to the next batch, and
-       releases the lock.
-    2. The first thread that gets the lock of this batch waits for `_writer_lock`,
-       because another thread may still commit the batch before. Meanwhile, more
-       statements may join.
-    3. Then it replaces the next batch by a new one, and commits its own.
-    4. The other threads get the lock of the batch, one by one, and find their results.
-       (With one lock for all batches, a thread whose result is ready would wait for
-       the commit of a later batch.)
-
-    While a thread holds a lock, it takes only later ones of this list: that of its
-    batch, `_reader_lock`, `_writer_lock`, `_next_batch_lock`. So no two threads can
-    block each other for ever.
-
-    For example:
-
-        thread 1             thread 2                 thread 3
-        joins batch A
-        commits A            joins batch B            joins batch B
-                             waits for _writer_lock   waits for the lock of B
-        returns its result   commits B
-                             returns its result       returns its result
     """
 
     def __init__(self, path: str) -> None:
@@ -113,8 +110,7 @@ class SqliteFile:
         Raise StorageUnavailable if it cannot be used.
         """
         storage.require_sqlite()
-        # The WAL is beside the file itself, not beside a symbolic link to it. (If this
-        # link changes later, the service goes on with this file.)
+        # The WAL is beside the file itself, not beside a symbolic link to it.
         self._path = os.path.realpath(path)
         with (
             translated_errors(self._path, "it is not a pet store; choose another file"),
@@ -122,21 +118,20 @@ class SqliteFile:
             closing(storage.connect(self._path, BUSY_TIMEOUT)) as connection,
         ):
             create_or_check(connection, self._path)
-            self._file = FileInPlace(self._path)
-        self._wal: FileInPlace | None = None  # None until a connection has opened it.
+            # The identities of the files that have to stay in place. The first request
+            # adds that of the WAL.
+            self._identities = {self._path: identity_at(self._path)}
         self._reader_lock = Lock()
         self._reader: sqlite3.Connection | None = None
         self._writer_lock = Lock()
         self._writer: sqlite3.Connection | None = None
-        self._next_batch_lock = Lock()
-        self._next_batch = Batch()
+        self._group_commit = GroupCommit(self._transact)
 
     def read(self, sql: str, values: Values) -> Rows:
-        """Return the rows of a query. It sees a commit only after its sync.
+        """Return the rows of a query.
 
-        Another program delays a read only if it has locked the file exclusively. Then
-        reads wait one after the other, each for up to BUSY_TIMEOUT: together, they may
-        exceed the five seconds that `Database` promises.
+        If another program has locked the file exclusively, reads wait one after the
+        other, and may take longer than the five seconds that `Database` promises.
         """
         with translated_errors(self._path), self._reader_lock:
             self._require_files_in_place()
@@ -147,28 +142,19 @@ class SqliteFile:
     def write(self, sql: str, values: Values) -> Rows:
         """Return the rows of a statement once its changes are on the disk.
 
-        A write fails for one of these reasons:
+        If SQLite refuses the statement, only this thread gets the exception. If a file
+        is not in place, or the transaction, its commit or its sync fails, each thread
+        of the batch gets the exception, and no query sees the changes.
 
-        - SQLite refuses the statement. Only this thread gets the exception.
-        - A file is not in place, or the transaction, its commit or its sync fails. Each
-          thread of the batch gets the exception, and no query sees the changes. (After
-          a failed sync, they are in the WAL until the next commit overwrites them. If
-          the process ends before that, the next start may store them.)
-        - Ctrl-C interrupts it, in a program that writes in its main thread (gunicorn
-          and, by default, `flask run` do not). Then the changes may be stored. If this
-          thread was committing, so may those of its whole batch, and the other threads
-          get a RuntimeError.
+        In two cases, a write that failed may be stored, with its batch:
+
+        - The sync fails. Then the changes are in the WAL. This process ignores them,
+          and its next commit overwrites them. But if it ends before that, the next
+          start stores them.
+        - Ctrl-C interrupts a program that writes in its main thread. (gunicorn and
+          `flask run` write in other threads.)
         """
-        with self._next_batch_lock:
-            batch = self._next_batch
-            index = len(batch.statements)
-            batch.statements.append((sql, values))
-        with batch.lock:
-            if not batch.commit_started:
-                self._commit(batch)
-        if not batch.results:
-            raise RuntimeError("Ctrl-C has interrupted the commit")
-        result = batch.results[index]
+        result = self._group_commit.run((sql, values))
         if isinstance(result, list):
             return result
         with translated_errors(self._path):
@@ -176,33 +162,20 @@ class SqliteFile:
             # traceback to it. So each raises a copy.
             raise copy(result) from result
 
-    def _commit(self, batch: Batch) -> None:
-        """Commit a batch, and set its results."""
-        with self._writer_lock:
-            # From here on, no statement joins this batch.
-            with self._next_batch_lock:
-                self._next_batch = Batch()
-            # Before the commit: if Ctrl-C interrupts it, the next thread must not store
-            # the pets again.
-            batch.commit_started = True
-            batch.results = self._transact(batch.statements)
-
-    def _transact(self, statements: list[tuple[str, Values]]) -> list[Rows | Exception]:
-        """Execute statements in one transaction. Return the rows or error of each."""
+    def _transact(self, statements: list[Statement]) -> list[Result]:
+        """Execute statements in one transaction. Return the result of each."""
         try:
-            self._require_files_in_place()
-            if self._writer is None:
-                self._writer = self._connect()
-            # `with` commits at its end. If anything fails, it rolls back.
-            with self._writer:
-                # IMMEDIATE: wait for SQLite's lock for writing now. After BEGIN alone,
-                # the first write takes it. If a query came before (today, none does),
-                # SQLite would not wait for another program, but fail at once.
-                self._writer.execute("BEGIN IMMEDIATE")
-                results = [
-                    try_to_execute(self._writer, sql, values)
-                    for sql, values in statements
-                ]
+            with self._writer_lock:
+                self._require_files_in_place()
+                if self._writer is None:
+                    self._writer = self._connect()
+                with self._writer:  # Commits, or rolls back after an exception.
+                    # IMMEDIATE: take SQLite's lock for writing now, and wait for it.
+                    self._writer.execute("BEGIN IMMEDIATE")
+                    results = [
+                        try_to_execute(self._writer, sql, values)
+                        for sql, values in statements
+                    ]
         except Exception as error:
             return [error] * len(statements)
         return results
@@ -215,39 +188,36 @@ class SqliteFile:
         """
         connection = storage.connect(self._path, BUSY_TIMEOUT)
         try:
-            # Again: the file may have been replaced just before it was opened.
+            # Again, before anything is changed: the file may have been replaced just
+            # before it was opened.
             self._require_files_in_place()
             # Sync each commit: not every build of SQLite does so by default.
             connection.execute("PRAGMA synchronous = FULL")
             open_wal(connection)
             wal = f"{self._path}-wal"
-            # A process may have been killed before it synced a commit. Queries show
-            # this commit now, so a loss of power must not undo it. (On Windows, this
-            # fails. If the disk fails, the sync of the next commit says so.)
-            with suppress(OSError), open(wal, "rb") as file:
-                os.fsync(file.fileno())
-            if self._wal is None:
-                # Reader and writer may both get here. They find the same WAL.
-                self._wal = FileInPlace(wal)
-            # Again: the WAL may have been moved just before it was opened.
+            identities = {wal: identity_at(wal)}
+            # Again: if the file was replaced meanwhile, these are files of another one.
             self._require_files_in_place()
+            # Those of the first connection stay. This is a new dict, because a thread
+            # with the other lock may be reading the old one.
+            self._identities = identities | self._identities
         except Exception:
             connection.close()
             raise
         return connection
 
     def _require_files_in_place(self) -> None:
-        """Raise StorageUnavailable if the file or its WAL is not at its path any more.
+        """Raise StorageUnavailable if one of the files is not at its path any more.
 
         Otherwise, the service would confirm pets that nobody finds: other programs see
         another file at the path, or the file without its WAL. If a file is moved just
         after this check, the present request still uses it.
         """
-        for file in (self._file, self._wal):
-            if file is not None and not file.is_in_place():
+        for path, identity in self._identities.items():
+            if identity is None or identity_at(path) != identity:
                 raise StorageUnavailable(
-                    f"{file.path}: the file was moved, removed or replaced; put it "
-                    "back, or see docs/server.md before you restart the service"
+                    f"{path}: the file was moved, removed or replaced; put it back, "
+                    "or see docs/server.md before you restart the service"
                 )
 
     def close(self) -> None:
@@ -255,20 +225,35 @@ class SqliteFile:
 
         Python calls this when the program ends (`open_store` in app.py). SQLite itself
         does this when the last connection to the file closes, but not if the file was
-        moved. Then `pets.db-wal` would stay at the old path, and a new `pets.db` there
-        would get our pets.
+        moved. Then `pets.db-wal` would stay at the old path. SQLite finds a WAL by its
+        name: a new `pets.db` there would get our pets.
 
         If `read` or `write` is called later, it opens the file again.
         """
         with self._reader_lock, self._writer_lock:
-            # Each of them: if this process has only read, it has no `_writer`, but the
-            # WAL may have pets of another process.
+            # If this process has only read, it has no `_writer`, but the WAL may have
+            # pets of another process.
             for connection in (self._reader, self._writer):
                 if connection is not None:
                     with suppress(sqlite3.Error):  # If it fails, the WAL stays.
                         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                     connection.close()
-            self._reader = self._writer = self._wal = None
+            self._reader = self._writer = None
+            self._identities = {self._path: self._identities[self._path]}
+
+
+def identity_at(path: str) -> tuple[int, int] | None:
+    """Return two numbers that identify what is at a path: its device, and its inode.
+
+    A file that is moved keeps its numbers, and another file at its path has others.
+    None means that nothing is there, or that this process may not look.
+    """
+    try:
+        # lstat: a link at the path is another file, even a link to the moved file.
+        status = os.lstat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def try_to_execute(
@@ -277,8 +262,8 @@ def try_to_execute(
     """Execute a statement in a transaction. Return its rows, or its exception.
 
     After most errors, SQLite has undone this statement only, and the transaction goes
-    on. After some, such as a full disk, it has undone the whole transaction. Then raise
-    the exception.
+    on. After some, such as a full disk, it has undone the whole transaction: then raise
+    the exception, because the next statements would each commit alone.
     """
     try:
         return connection.execute(sql, values).fetchall()
@@ -295,8 +280,8 @@ def open_wal(connection: sqlite3.Connection) -> None:
     WAL when they close the file.
     """
     connection.execute("PRAGMA journal_mode = WAL")
-    # The first query opens the WAL, and `pets.db-shm`, which is memory that programs
-    # share. It fails if the file system cannot share memory.
+    # The first query opens the WAL, and `pets.db-shm`. It fails if the file system
+    # cannot share memory.
     connection.execute(storage.READ_PROBE).fetchall()
 
 
@@ -331,7 +316,8 @@ def create_or_check(connection: sqlite3.Connection, path: str) -> None:
     try:
         open_wal(connection)
     except sqlite3.OperationalError as error:
-        # Another process may be setting it now. SQLite does not wait for that.
+        # Another process may be setting it now, and SQLite does not wait for that.
+        # `_connect` sets it again.
         if main_code(error) != sqlite3.SQLITE_BUSY:
             raise
 
@@ -371,7 +357,7 @@ def translated_errors(path: str, default_hint: str | None = None) -> Iterator[No
             raise
         raise StorageUnavailable(f"{path}: {error}; {hint}") from error
     except UnicodeDecodeError as error:
-        # Python's sqlite3 raises it if an error of SQLite quotes what is damaged.
+        # The error of SQLite quotes a name from the file that is not UTF-8 any more.
         hint = HINTS[sqlite3.SQLITE_CORRUPT]
         raise StorageUnavailable(f"{path}: it is damaged; {hint}") from error
 

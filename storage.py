@@ -67,7 +67,7 @@ class Database(Protocol):
     """What `PetStore` needs: a database that executes SQLite's SQL.
 
     A protocol (typing.Protocol) lists methods. Any class that has them is a Database.
-    It also keeps these promises, or its documentation says when it does not:
+    It also keeps these promises (`SqliteFile` and `Cluster` name rare exceptions):
 
     - Any number of threads may call the methods at once.
     - Texts are any strings that UTF-8 can encode, U+0000 included. Integers have up to
@@ -76,8 +76,7 @@ class Database(Protocol):
       before the commit, so pet 8 may appear before pet 7. Then a client that asks for
       the pets after 8 never sees pet 7.)
     - If `write` returns, the changes are stored for good. If it raises an exception,
-      nothing has changed, except in rare cases that `SqliteFile.write` and `Cluster`
-      name.
+      nothing has changed.
     - If the database cannot answer, a method raises StorageUnavailable within about
       five seconds.
     """

@@ -8,14 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from pathlib import Path
 
-from tests.helpers import KEY, NEW_PET, all_pets, create_client, open_store, wal_of
+from tests.helpers import KEY, NEW_PET, all_pets, create_client, wal_of
 from tests.service import GUNICORN, add_pets, run, serving
 
 
 def strace(database: Path, *options: str) -> list[str]:
     """Return a command that serves with strace, which writes to `trace_of`."""
     # -D: the service stays the process that the test has started. -y: with paths.
-    calls = "trace=pwrite64,fdatasync,fsync,sendto"
+    calls = "trace=pwrite64,fdatasync,sendto"
     command = ["strace", "-D", "-f", "-y", "-e", calls, "-o", str(trace_of(database))]
     return [*command, *options, *GUNICORN]
 
@@ -29,7 +29,7 @@ def events_in(database: Path) -> list[str]:
     """Return the writes and syncs of the WAL, and the responses, in their order."""
     wal = re.escape(f"<{wal_of(database)}>")
     # The call of a thread may be interrupted by one of another thread, and resumed.
-    pattern = rf'(pwrite64|fdatasync|fsync)\(\d+{wal}|sendto\(.*"HTTP/1.1 (\d+) '
+    pattern = rf'(pwrite64|fdatasync)\(\d+{wal}|sendto\(.*"HTTP/1.1 (\d+) '
     found = re.findall(pattern, trace_of(database).read_text())
     return [call or status for call, status in found]
 
@@ -52,21 +52,9 @@ def test_each_201_is_sent_after_a_sync_of_its_pet(database: Path) -> None:
         assert service.stop() == 0
     calls = [call for call, _ in groupby(events_in(database))]
     add = ["pwrite64", "fdatasync", "201"]
-    # The fsync is that of the new connection. The next write and sync are those of the
-    # header of the WAL. The last sync is that of the checkpoint at the end.
-    assert calls == ["fsync", *add[:2], *add * 3, "fdatasync"]
-
-
-def test_a_commit_whose_sync_was_interrupted_is_synced_before_it_is_listed(
-    database: Path,
-) -> None:
-    # A service that is killed, and another program that keeps the WAL in use.
-    store = open_store(database, "Tom")
-    with serving(database, strace(database)) as service:
-        assert len(service.request("GET", "/v1/pets").body) == 1
-        service.kill()
-    store.close()
-    assert events_in(database) == ["fsync", "200"]
+    # The first write and sync are those of the header of the WAL. The last sync is that
+    # of the checkpoint at the end.
+    assert calls == [*add[:2], *add * 3, "fdatasync"]
 
 
 def test_threads_that_add_pets_share_syncs(database: Path) -> None:
