@@ -119,7 +119,7 @@ class SqliteFile:
         ):
             create_or_check(connection, self._path)
             # The identities of the files that have to stay in place. The first request
-            # adds that of the WAL.
+            # adds those of the WAL and of `pets.db-shm`.
             self._identities = {self._path: identity_at(self._path)}
         self._reader_lock = Lock()
         self._reader: sqlite3.Connection | None = None
@@ -194,8 +194,8 @@ class SqliteFile:
             # Sync each commit: not every build of SQLite does so by default.
             connection.execute("PRAGMA synchronous = FULL")
             open_wal(connection)
-            wal = f"{self._path}-wal"
-            identities = {wal: identity_at(wal)}
+            opened = (f"{self._path}-wal", f"{self._path}-shm")
+            identities = {path: identity_at(path) for path in opened}
             # Again: if the file was replaced meanwhile, these are files of another one.
             self._require_files_in_place()
             # Those of the first connection stay. This is a new dict, because a thread
@@ -324,7 +324,7 @@ def create_or_check(connection: sqlite3.Connection, path: str) -> None:
 
 CHECK_ACCESS = (
     "it must be a file in an existing folder, and this user must be allowed to write "
-    "to the file and to the folder"
+    "to the folder, to the file, and to the files -wal and -shm next to it"
 )
 # SQLite's result codes (sqlite.org/rescode.html) that do not mean a bug, each with its
 # cause or with what to do.

@@ -1,7 +1,6 @@
 """Locks, full and read-only disks, and damage: what fails, and what goes on."""
 
-import os
-import tempfile
+import ctypes
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -86,42 +85,65 @@ def test_writes_are_503_while_the_disk_is_full(
 
 
 @pytest.fixture
-def folder_of_nobody() -> Iterator[Path]:
-    """Return a folder, and run the test as nobody: root may write to any file."""
-    is_root = os.geteuid() == 0
-    with tempfile.TemporaryDirectory() as name:
-        Path(name).chmod(0o777)
-        if is_root:
-            os.seteuid(65_534)
-        try:
-            yield Path(name)
-        finally:
-            if is_root:
-                os.seteuid(0)
+def no_capabilities() -> Iterator[None]:
+    """Take away what allows root to write to any file.
+
+    https://man7.org/linux/man-pages/man2/capset.2.html
+    """
+    libc = ctypes.CDLL(None)
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # The version, and this thread.
+    # Those in effect, those permitted, those inherited. Then three for newer ones.
+    capabilities = (ctypes.c_uint32 * 6)()
+    assert libc.capget(header, capabilities) == 0
+    in_effect = capabilities[0]
+    capabilities[0] = 0
+    assert libc.capset(header, capabilities) == 0
+    yield
+    capabilities[0] = in_effect
+    assert libc.capset(header, capabilities) == 0
+
+
+def assert_refused(database: Path, error: str) -> None:
+    """Check that the service does not start because it may not write."""
+    with pytest.raises(StartError) as refusal:
+        create_client(database)
+    reason = f"{database}: {error}; {CHECK_ACCESS}"
+    assert str(refusal.value) == f"PETSTORE_DATABASE: {reason}."
+
+
+READ_ONLY = "attempt to write a readonly database"
 
 
 @needs_linux
-def test_a_read_only_file_is_503_and_refused_at_startup(folder_of_nobody: Path) -> None:
-    database = folder_of_nobody / "pets.db"
+@pytest.mark.usefixtures("no_capabilities")
+def test_a_read_only_file_is_503_and_refused_at_startup(database: Path) -> None:
     client = create_client(database)
     database.chmod(0o444)
     assert_unavailable(post_pet(client))
     assert all_pets(client) == []
-    with pytest.raises(StartError) as refusal:
-        create_client(database)
-    reason = f"attempt to write a readonly database; {CHECK_ACCESS}."
-    assert str(refusal.value) == f"PETSTORE_DATABASE: {database}: {reason}"
-    for file in folder_of_nobody.iterdir():
-        file.chmod(0o644)
-    client = create_client(database)
-    assert add_pet(client) == all_pets(client)[0]
+    assert_refused(database, READ_ONLY)
 
 
 @needs_linux
-def test_a_folder_that_this_user_may_not_write_to_is_refused(
-    folder_of_nobody: Path,
-) -> None:
-    database = folder_of_nobody / "folder" / "pets.db"
+@pytest.mark.usefixtures("no_capabilities")
+def test_a_refusal_names_the_files_that_became_read_only_too(database: Path) -> None:
+    create_other_store(database).chmod(0o444)
+    assert_refused(database, READ_ONLY)
+    database.chmod(0o644)
+    # SQLite has created this file with the permissions of the database.
+    assert not Path(f"{database}-shm").stat().st_mode & 0o222
+    assert_refused(database, READ_ONLY)
+    for file in database.parent.iterdir():
+        file.chmod(0o644)
+    client = create_client(database)
+    pet = add_pet(client)
+    assert all_pets(client)[1:] == [pet]
+
+
+@needs_linux
+@pytest.mark.usefixtures("no_capabilities")
+def test_a_folder_that_this_user_may_not_write_to_is_refused(tmp_path: Path) -> None:
+    database = tmp_path / "folder" / "pets.db"
     database.parent.mkdir()
     create_client(database)
     # Backups are in this mode.
