@@ -101,7 +101,12 @@ def parse_body(schema: Schema) -> dict[str, Any]:
         raise ServiceError("unsupported_media_type", message, 415)
     try:
         # As bytes, json.loads would accept UTF-16, too. -sig: skip a byte order mark.
-        members = json.loads(body.decode("utf-8-sig"), parse_constant=refuse_constant)
+        members = json.loads(
+            body.decode("utf-8-sig"),
+            parse_constant=refuse_constant,
+            parse_float=parse_float,
+        )
+    # The next two exceptions are ValueErrors, too.
     except UnicodeDecodeError as error:
         raise malformed("is not UTF-8") from error
     except json.JSONDecodeError as error:
@@ -124,7 +129,8 @@ def read_body() -> bytes:
     try:
         body = request.get_data()
         # Of a body in chunks, Flask reads up to the limit, and does not say if more
-        # follows. (`read` may wait for ever if the server does not end the input.)
+        # follows. With input_terminated, the server ends the input after the body:
+        # gunicorn always, `flask run` for chunks. Otherwise, `read` might never return.
         if environ.get("wsgi.input_terminated") and environ["wsgi.input"].read(1):
             raise RequestEntityTooLarge
     except RequestEntityTooLarge:
@@ -146,6 +152,16 @@ def malformed(reason: str) -> ServiceError:
 def refuse_constant(name: str) -> None:
     """Refuse NaN, Infinity and -Infinity. json.loads calls this."""
     raise malformed(f"contains {name}, which is not JSON")
+
+
+def parse_float(text: str) -> int | float:
+    """Return an int for a number such as 1.0, which JSON Schema calls an integer.
+
+    json.loads calls this for each number with a point or an exponent.
+    """
+    whole, _, fraction = text.partition(".")
+    # By its digits: a float would round 9007199254740993.0.
+    return int(whole) if set(fraction) == {"0"} else float(text)
 
 
 def load(schema: Schema, values: Mapping[str, Any], code: str) -> dict[str, Any]:

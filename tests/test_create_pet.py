@@ -53,6 +53,12 @@ def test_a_name_is_returned_exactly_as_sent(client: FlaskClient, name: str) -> N
         ("9223372036854775807", 9223372036854775807),
         ("9007199254740993", 9007199254740993),
         ("0", 0),
+        # For JSON Schema, these are integers. As floats, some would be rounded.
+        ("1.0", 1),
+        ("-0.0", 0),
+        ("20.00", 20),
+        ("9007199254740993.0", 9007199254740993),
+        ("-9223372036854775808.0", -9223372036854775808),
     ],
 )
 def test_a_category_id_is_a_64_bit_integer(
@@ -83,6 +89,7 @@ LONE_SURROGATE = "name: Must not contain lone surrogates."
         ('"name": "Rex", "categoryId": null', NOT_INT64),
         ('"name": "Rex", "categoryId": 9223372036854775808', NOT_INT64),
         ('"name": "Rex", "categoryId": -9223372036854775809', NOT_INT64),
+        ('"name": "Rex", "categoryId": 9223372036854775808.0', NOT_INT64),
         ('"name": "Rex", "categoryId": 1, "status": ""', NOT_A_STATUS),
         ('"name": "Rex", "categoryId": 1, "status": 7', NOT_A_STATUS),
         ('"name": "Rex", "categoryId": 1, "status": null', NOT_A_STATUS),
@@ -99,7 +106,7 @@ def test_every_invalid_member_is_named(
 
 @pytest.mark.parametrize(
     "value",
-    ['"1"', "true", "[]", "1.0", "1e3", "1.5", "-0.0", "1e-400", "1e999"]
+    ['"1"', "true", "[]", "1e3", "1.0e0", "1.5", "1.50", "1e-400", "1e999"]
     # An integer of so many digits would take very long.
     + ["1e999999999"],
 )
@@ -134,11 +141,12 @@ def test_unknown_members_are_ignored_and_the_last_of_a_repeated_one_counts(
         ("[" * 60_000, "is nested too deeply"),
         ('{"a":' * 10_000, "is nested too deeply"),
         (with_member("9" * 4301), "contains a number of more than 4,300 digits"),
+        (with_member("9" * 4301 + ".0"), "contains a number of more than 4,300 digits"),
         (with_member("NaN"), "contains NaN, which is not JSON"),
         (with_member("Infinity"), "contains Infinity, which is not JSON"),
         (with_member("-Infinity"), "contains -Infinity, which is not JSON"),
     ],
-    ids=range(10),
+    ids=range(11),
 )
 def test_a_malformed_body_is_refused_with_the_reason(
     client: FlaskClient, body: str, reason: str
@@ -147,10 +155,16 @@ def test_a_malformed_body_is_refused_with_the_reason(
     assert message == f"Send a JSON object. The body {reason}."
 
 
-# Without a byte order mark, UTF-16 and UTF-32 are UTF-8 with many U+0000.
-@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-be"])
-def test_another_encoding_is_malformed(client: FlaskClient, encoding: str) -> None:
-    message = assert_error(post(client, REX.encode(encoding)), 400, "malformed_body")
+@pytest.mark.parametrize(
+    "body",
+    # Without a byte order mark, UTF-16 and UTF-32 are UTF-8 with many U+0000.
+    [REX.encode(encoding) for encoding in ("utf-16-le", "utf-16-be", "utf-32-be")]
+    + [with_member(number).encode() for number in ("1.", ".5", "00.0", "+1.0")],
+)
+def test_what_python_or_another_encoding_may_accept_is_malformed(
+    client: FlaskClient, body: bytes
+) -> None:
+    message = assert_error(post(client, body), 400, "malformed_body")
     assert message.startswith("Send a JSON object. The body is not JSON: ")
 
 
