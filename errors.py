@@ -25,7 +25,7 @@ class ServiceError(HTTPException):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        # Werkzeug calls the status `code`.
+        # Werkzeug calls the status `code`, so the code of the contract needs a name.
         self.code = status
         self.error_code = error_code
         self.headers = headers or {}
@@ -36,11 +36,12 @@ def error_response(error: HTTPException) -> Response:
     # Werkzeug's own response has the status, and headers such as Allow.
     response = error.get_response()
     error_code = error.name.lower().replace(" ", "_")
-    message = str(error.description)
+    message = error.description or error.name
     if isinstance(error, ServiceError):
         error_code = error.error_code
         response.headers.update(error.headers)
-    elif error.description == NotFound.description:  # Not that of abort(404, text).
+    elif error.description == NotFound.description:
+        # abort(404, text) has another description, which stays.
         document = url_for("public.getOpenapi")
         message = f"Nothing is at this path. See {document} for the paths."
     elif response.status_code == 405:

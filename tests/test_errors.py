@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from flask import abort
 from flask.testing import FlaskClient
+from werkzeug.exceptions import HTTPException
 
 from tests.helpers import add_pet, assert_error, post_pet
 from tests.request_table import REQUESTS, Request
@@ -70,14 +71,27 @@ def test_the_health_check_is_ok(anonymous: FlaskClient) -> None:
     assert anonymous.get("/healthz").text == '{"status":"ok"}\n'
 
 
+def raise_payment_required() -> str:
+    """Raise an error without a text."""
+
+    class PaymentRequired(HTTPException):
+        code = 402
+
+    raise PaymentRequired
+
+
 def test_an_error_of_a_view_keeps_its_text_and_headers(client: FlaskClient) -> None:
     add_view = client.application.add_url_rule
     add_view("/old", "old", lambda: abort(404, "Too old."))
     add_view("/fast", "fast", lambda: abort(429, "Too fast.", retry_after=7))
+    add_view("/paid", "paid", raise_payment_required)
     assert assert_error(client.get("/old"), 404, "not_found") == "Too old."
     response = client.get("/fast")
     assert assert_error(response, 429, "too_many_requests") == "Too fast."
     assert response.headers["Retry-After"] == "7"
+    # Without a text, the message is the name of the status.
+    message = assert_error(client.get("/paid"), 402, "payment_required")
+    assert message == "Payment Required"
 
 
 def test_a_bug_is_logged_and_not_shown(
