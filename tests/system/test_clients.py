@@ -34,8 +34,9 @@ def test_the_javascript_client_adds_a_pet_and_lists_all(database: Path) -> None:
         moved = run(*node, program.replace("/v1/pets", "/moved"))
     stopped = run(*node, program)
     added, *pets = listed.stdout.splitlines()
-    assert added == "{ id: 22, name: 'Rex', categoryId: 1, status: 'available' }"
-    assert pets == [f"{number} Rex" for number in range(1, 23)]
+    rex = "{{ id: {}, name: 'Rex', categoryId: 1, status: 'available' }}"
+    assert added == rex.format(22)
+    assert pets == [rex.format(number) for number in range(1, 23)]
     assert (listed.returncode, listed.stderr) == (0, "")
     assert (refused.returncode, stopped.returncode) == (1, 1)
     assert '{"code":"invalid_api_key",' in refused.stderr
