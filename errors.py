@@ -41,7 +41,7 @@ def error_response(error: HTTPException) -> Response:
         error_code = error.error_code
         response.headers.update(error.headers)
     elif error.description == NotFound.description:
-        # abort(404, text) has another description, which stays.
+        # No route matches. (abort(404, text) has a description of its own.)
         document = url_for("public.getOpenapi")
         message = f"Nothing is at this path. See {document} for the paths."
     elif response.status_code == 405:

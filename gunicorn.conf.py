@@ -10,11 +10,11 @@ from typing import Any
 
 from gunicorn.util import close_graceful
 
-# One process: if two of them write all the time, SQLite before 3.51.3 may lose a commit
-# in very rare cases (sqlite.org/wal.html, section 11).
+# One process: if two of them write all the time, SQLite before 3.51.3, as in Debian 13,
+# may lose a commit in very rare cases (sqlite.org/wal.html, section 11).
 workers = 1
-# Each request keeps a thread, also while it waits for a lock of another program, or for
-# a client. About 60 may wait at the same time, and some threads remain for the others.
+# A request keeps its thread while it waits, for a lock of another program or for its
+# client. If 60 requests wait, four threads remain for the others.
 threads = 64
 # Even an idle connection needs a file descriptor. With 1,000 connections, the default,
 # gunicorn would reach the usual limit of 1,024 descriptors, which ends its worker.
@@ -43,9 +43,10 @@ forwarder_headers = ""
 def pre_request(worker: object, request: Any) -> None:
     """Announce that the connection ends, if the body may stay unread.
 
-    After the response, gunicorn reads 64 KiB of a body that the service has refused. If
-    more follows, it closes the connection. A client that was not told loses the next
-    request that it sends there. Behind a proxy, this may be another client's.
+    The service may refuse a request before it has read the body. After the response,
+    gunicorn reads up to 64 KiB of the rest. If more follows, it closes the connection.
+    A client that was not told loses the next request that it sends there. Behind a
+    proxy, this may be another client's.
     """
     headers = dict(request.headers)
     is_large = int(headers.get("CONTENT-LENGTH", 0)) >= 64 * 1024
@@ -56,16 +57,18 @@ def pre_request(worker: object, request: Any) -> None:
 def post_request(
     worker: object, request: object, environ: object, response: Any
 ) -> None:
-    """Wait until the client has closed a connection that the response ends.
+    """Wait for a client that has to close its connection after the response.
 
-    gunicorn does this after the hook, so that the client can read the whole response.
-    But it waits in the thread that accepts connections: for each client that closes
-    late, all others would wait for up to two seconds.
+    gunicorn waits for up to two seconds, because the client may still be reading. It
+    waits in the thread that accepts connections, so all other clients would wait, too.
+    This hook runs in the thread of the request, and waits there instead.
     """
+    # There is no response if gunicorn itself refuses the request.
     if response and response.should_close():
-        sock = response.sock
+        connection = response.sock
         with suppress(OSError):  # The client may have closed the connection.
-            # close_graceful closes what it gets, and gunicorn closes the socket itself.
-            close_graceful(fromfd(sock.fileno(), sock.family, sock.type))
-            # Now gunicorn finds the connection closed, and does not wait again.
-            sock.shutdown(SHUT_RD)
+            duplicate = fromfd(connection.fileno(), connection.family, connection.type)
+            # This waits, and closes the duplicate. gunicorn closes the connection.
+            close_graceful(duplicate)
+            # If the client has not closed it even now, gunicorn does not wait again.
+            connection.shutdown(SHUT_RD)

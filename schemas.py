@@ -106,7 +106,7 @@ def parse_body(schema: Schema) -> dict[str, Any]:
             parse_constant=refuse_constant,
             parse_float=parse_float,
         )
-    # The next two exceptions are ValueErrors, too.
+    # The first two have to come first: they are ValueErrors, too.
     except UnicodeDecodeError as error:
         raise malformed("is not UTF-8") from error
     except json.JSONDecodeError as error:
@@ -129,8 +129,9 @@ def read_body() -> bytes:
     try:
         body = request.get_data()
         # Of a body in chunks, Flask reads up to the limit, and does not say if more
-        # follows. With input_terminated, the server ends the input after the body:
-        # gunicorn always, `flask run` for chunks. Otherwise, `read` might never return.
+        # follows. So try to read one byte more, but only if the server ends the input
+        # after the body (gunicorn always does, and `flask run` if it comes in chunks):
+        # otherwise, `read` might never return.
         if environ.get("wsgi.input_terminated") and environ["wsgi.input"].read(1):
             raise RequestEntityTooLarge
     except RequestEntityTooLarge:
@@ -155,12 +156,13 @@ def refuse_constant(name: str) -> None:
 
 
 def parse_float(text: str) -> int | float:
-    """Return an int for a number such as 1.0, which JSON Schema calls an integer.
+    """Return an int for 1.0, and a float for 1.5 or 1e2, which `integer` refuses.
 
-    json.loads calls this for each number with a point or an exponent.
+    json.loads calls this for each number with a point or an exponent. For JSON Schema,
+    1.0 is an integer.
     """
     whole, _, fraction = text.partition(".")
-    # By its digits: a float would round 9007199254740993.0.
+    # Not int(float(text)), which would round 9007199254740993.0.
     return int(whole) if set(fraction) == {"0"} else float(text)
 
 

@@ -1,12 +1,13 @@
 """The pets in a file on the disk.
 
-`SqliteFile` keeps two connections open for all threads, and does three things that need
-an explanation:
+flaskr opens a connection for each request. `SqliteFile` keeps two open for all threads,
+and does three things that need an explanation:
 
 - It reads while it writes. In WAL mode (sqlite.org/wal.html), SQLite appends a commit
   to a second file, the write-ahead log (WAL), for example `pets.db-wal`. A query reads
-  both files as they were when it began, so one connection reads while the other writes.
-  When the WAL has grown, a commit also copies it into `pets.db` (a checkpoint).
+  the WAL only as far as it went when the query began, so one connection reads while the
+  other writes. When the WAL has grown, a commit also copies it into `pets.db` (a
+  checkpoint).
 - It shares syncs. The operating system first keeps in memory what a program writes to a
   file. A sync waits until it is on the disk. Without a sync, a loss of power may undo a
   commit. So each commit syncs the WAL, which may take some milliseconds. Threads that
@@ -16,7 +17,7 @@ an explanation:
 
 Other programs may open the file as well: a backup, the shell sqlite3, or a second
 process of the service that is just starting. SQLite lets only one of them write at a
-time. They share memory through a third file, `pets.db-shm`.
+time. They share an index of the WAL, in a third file, `pets.db-shm`.
 """
 
 import os
@@ -34,8 +35,8 @@ Statement = tuple[str, Values]
 Result = Rows | Exception
 
 # Seconds that SQLite waits while another program has locked the file. A write may wait
-# twice, for the batch before its own and for its own: together, less than the five
-# seconds that `Database` promises.
+# twice, for the batch before its own and for its own. Together, that is less than the
+# five seconds that `Database` promises.
 BUSY_TIMEOUT = 2.0
 
 
@@ -45,7 +46,7 @@ class Batch:
     def __init__(self) -> None:
         self.lock = Lock()
         self.statements: list[Statement] = []
-        # The result of each statement. Empty until the commit has ended.
+        # The result of each statement. Empty until a thread commits the batch.
         self.results: list[Result] = []
 
 
@@ -78,9 +79,9 @@ class GroupCommit:
             batch = self._next_batch
             index = len(batch.statements)
             batch.statements.append(statement)
-        # The first thread that gets this lock commits the batch. The others wait here,
-        # and then find their results. (If they waited for `_commit_lock`, they would
-        # also wait for the commit of the next batch.)
+        # The first thread that gets this lock commits the batch. The others wait here
+        # until it has ended, and find their results. (Each batch has a lock of its own,
+        # so they do not wait for the commit of a later batch.)
         with batch.lock:
             if not batch.results:
                 # Wait for the batch before. Meanwhile, more threads may join this one.
@@ -88,8 +89,8 @@ class GroupCommit:
                     # From here on, threads join another batch.
                     with self._next_batch_lock:
                         self._next_batch = Batch()
-                    # If Ctrl-C interrupts the commit, these remain, so that no other
-                    # thread commits the batch again.
+                    # The commit replaces these results. If Ctrl-C interrupts it, they
+                    # remain, so that no other thread commits the batch again.
                     interrupted = RuntimeError("Ctrl-C has interrupted the commit")
                     batch.results = [interrupted] * len(batch.statements)
                     batch.results = self._commit(batch.statements)
@@ -148,11 +149,11 @@ class SqliteFile:
 
         In two cases, a write that failed may be stored, with its batch:
 
-        - The sync fails. Then the changes are in the WAL. This process ignores them,
-          and its next commit overwrites them. But if it ends before that, the next
-          start stores them.
-        - Ctrl-C interrupts a program that writes in its main thread. (gunicorn and
-          `flask run` write in other threads.)
+        - The sync fails. Then the changes are in the WAL, but not in its index. So no
+          query sees them, and the next commit overwrites them. But if this process ends
+          before that, the next start finds them in the WAL, and stores them.
+        - Ctrl-C interrupts the commit. Python lets it interrupt the main thread only,
+          but gunicorn and `flask run` write in other threads.
         """
         result = self._group_commit.run((sql, values))
         if isinstance(result, list):
@@ -165,6 +166,7 @@ class SqliteFile:
     def _transact(self, statements: list[Statement]) -> list[Result]:
         """Execute statements in one transaction. Return the result of each."""
         try:
+            # `GroupCommit` lets in one thread at a time. This lock is for `close`.
             with self._writer_lock:
                 self._require_files_in_place()
                 if self._writer is None:
@@ -188,18 +190,17 @@ class SqliteFile:
         """
         connection = storage.connect(self._path, BUSY_TIMEOUT)
         try:
-            # Again, before anything is changed: the file may have been replaced just
-            # before it was opened.
+            # Again: if the file was replaced before it was opened, do not change it.
             self._require_files_in_place()
             # Sync each commit: not every build of SQLite does so by default.
             connection.execute("PRAGMA synchronous = FULL")
             open_wal(connection)
             opened = (f"{self._path}-wal", f"{self._path}-shm")
             identities = {path: identity_at(path) for path in opened}
-            # Again: if the file was replaced meanwhile, these are files of another one.
+            # Again: if the file was replaced meanwhile, these belong to another one.
             self._require_files_in_place()
-            # Those of the first connection stay. This is a new dict, because a thread
-            # with the other lock may be reading the old one.
+            # Reader and writer may both get here: what one of them has added stays (the
+            # right side of | wins). A new dict: a loop over the old one may be running.
             self._identities = identities | self._identities
         except Exception:
             connection.close()
@@ -224,9 +225,9 @@ class SqliteFile:
         """Copy the WAL into the file, empty it, and close the connections.
 
         Python calls this when the program ends (`open_store` in app.py). SQLite itself
-        does this when the last connection to the file closes, but not if the file was
-        moved. Then `pets.db-wal` would stay at the old path. SQLite finds a WAL by its
-        name: a new `pets.db` there would get our pets.
+        copies and removes the WAL when the last connection closes, but not if the file
+        was moved. Then `pets.db-wal` would stay at the old path. As SQLite finds a WAL
+        by its name, a new `pets.db` there would get our pets.
 
         If `read` or `write` is called later, it opens the file again.
         """
@@ -239,6 +240,7 @@ class SqliteFile:
                         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                     connection.close()
             self._reader = self._writer = None
+            # The next connection adds those of its own WAL and `pets.db-shm`.
             self._identities = {self._path: self._identities[self._path]}
 
 
@@ -246,7 +248,7 @@ def identity_at(path: str) -> tuple[int, int] | None:
     """Return two numbers that identify what is at a path: its device, and its inode.
 
     A file that is moved keeps its numbers, and another file at its path has others.
-    None means that nothing is there, or that this process may not look.
+    None means that nothing is there, or that it cannot be looked at.
     """
     try:
         # lstat: a link at the path is another file, even a link to the moved file.
@@ -256,14 +258,12 @@ def identity_at(path: str) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def try_to_execute(
-    connection: sqlite3.Connection, sql: str, values: Values
-) -> Rows | Exception:
+def try_to_execute(connection: sqlite3.Connection, sql: str, values: Values) -> Result:
     """Execute a statement in a transaction. Return its rows, or its exception.
 
-    After most errors, SQLite has undone this statement only, and the transaction goes
-    on. After some, such as a full disk, it has undone the whole transaction: then raise
-    the exception, because the next statements would each commit alone.
+    After most errors, SQLite has undone this statement only: return the exception.
+    After some, such as a full disk, it has undone the whole transaction: raise the
+    exception, because the next statements would each commit alone.
     """
     try:
         return connection.execute(sql, values).fetchall()
@@ -285,8 +285,8 @@ def open_wal(connection: sqlite3.Connection) -> None:
     connection.execute(storage.READ_PROBE).fetchall()
 
 
-# This adds no pet (WHERE false). It fails if the file is read-only, or if the table has
-# other columns: INSERT without names needs a value for each column.
+# This adds no pet (WHERE false). It fails if the file is read-only, if a column has
+# another name, or if there are more (INSERT without names needs a value for each).
 WRITE_PROBE = """
     INSERT INTO pets SELECT id, name, category_id, status FROM pets WHERE false
 """
@@ -316,8 +316,8 @@ def create_or_check(connection: sqlite3.Connection, path: str) -> None:
     try:
         open_wal(connection)
     except sqlite3.OperationalError as error:
-        # Another process may be setting it now, and SQLite does not wait for that.
-        # `_connect` sets it again.
+        # Another process may be setting it now: SQLite does not wait for that, but
+        # fails. The first request sets it again (`_connect`).
         if main_code(error) != sqlite3.SQLITE_BUSY:
             raise
 

@@ -67,7 +67,8 @@ class Database(Protocol):
     """What `PetStore` needs: a database that executes SQLite's SQL.
 
     A protocol (typing.Protocol) lists methods. Any class that has them is a Database.
-    It also keeps these promises (`SqliteFile` and `Cluster` name rare exceptions):
+    It also keeps these promises (`SqliteFile` and `Cluster` say in which rare cases
+    they do not):
 
     - Any number of threads may call the methods at once.
     - Texts are any strings that UTF-8 can encode, U+0000 included. Integers have up to
