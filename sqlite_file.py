@@ -172,7 +172,8 @@ class SqliteFile:
                 if self._writer is None:
                     self._writer = self._connect()
                 with self._writer:  # Commits, or rolls back after an exception.
-                    # IMMEDIATE: take SQLite's lock for writing now, and wait for it.
+                    # IMMEDIATE: wait for SQLite's lock for writing now, and once. After
+                    # BEGIN alone, each statement would wait for it.
                     self._writer.execute("BEGIN IMMEDIATE")
                     results = [
                         try_to_execute(self._writer, sql, values)

@@ -188,8 +188,7 @@ class LockState:
 def test_a_transaction_has_the_lock_before_its_first_statement(
     client: FlaskClient, database: Path
 ) -> None:
-    # Without it, one that reads first, and then writes, would fail at once while
-    # another program writes.
+    # Otherwise, each statement of a batch would wait for the lock of another program.
     add_view(client, name=LockState(database))
     client.post("/x")
     assert names(all_pets(client)) == {"locked"}
