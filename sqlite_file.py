@@ -126,6 +126,7 @@ class SqliteFile:
         self._reader: sqlite3.Connection | None = None
         self._writer_lock = Lock()
         self._writer: sqlite3.Connection | None = None
+        self._connect_lock = Lock()
         self._group_commit = GroupCommit(self._transact)
 
     def read(self, sql: str, values: Values) -> Rows:
@@ -189,23 +190,26 @@ class SqliteFile:
         Called at the first request, not at startup: in between, gunicorn may fork (copy
         the process), and SQLite does not support open connections in the copy.
         """
-        connection = storage.connect(self._path, BUSY_TIMEOUT)
-        try:
-            # Again: if the file was replaced before it was opened, do not change it.
-            self._require_files_in_place()
-            # Sync each commit: not every build of SQLite does so by default.
-            connection.execute("PRAGMA synchronous = FULL")
-            open_wal(connection)
-            opened = (f"{self._path}-wal", f"{self._path}-shm")
-            identities = {path: identity_at(path) for path in opened}
-            # Again: if the file was replaced meanwhile, these belong to another one.
-            self._require_files_in_place()
-            # Reader and writer may both get here: what one of them has added stays (the
-            # right side of | wins). A new dict: a loop over the old one may be running.
-            self._identities = identities | self._identities
-        except Exception:
-            connection.close()
-            raise
+        # One at a time: if somebody has just removed the WAL, the second connection
+        # makes another one, and the first one would take this for its own.
+        with self._connect_lock:
+            connection = storage.connect(self._path, BUSY_TIMEOUT)
+            try:
+                # Again: if the file was replaced just before that, do not change it.
+                self._require_files_in_place()
+                # Sync each commit: not every build of SQLite does so by default.
+                connection.execute("PRAGMA synchronous = FULL")
+                open_wal(connection)
+                opened = (f"{self._path}-wal", f"{self._path}-shm")
+                identities = {path: identity_at(path) for path in opened}
+                # Again: if the file was replaced meanwhile, these belong to another.
+                self._require_files_in_place()
+                # Those of the first connection stay (the right side of | wins). A new
+                # dict, because a loop over the old one may be running.
+                self._identities = identities | self._identities
+            except Exception:
+                connection.close()
+                raise
         return connection
 
     def _require_files_in_place(self) -> None:
