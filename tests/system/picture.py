@@ -16,7 +16,14 @@ from tests.system.test_page import (
     region,
 )
 
-PETS = ("Rex", "available"), ("Kitty", "sold"), ("Zoë", "pending"), ("Tom", "available")
+PETS = (
+    ("Rex", "available"),
+    ("Kitty", "sold"),
+    ("Zoë", "pending"),
+    ("Bella", "available"),
+    ("Charlie", "sold"),
+    ("Tom", "available"),
+)
 
 with (
     TemporaryDirectory() as folder,
@@ -25,7 +32,7 @@ with (
     playwright.chromium.launch(**CHROMIUM) as browser,
 ):
     page = browser.new_page(
-        viewport={"width": 1160, "height": 625}, color_scheme="light"
+        viewport={"width": 1160, "height": 650}, color_scheme="light"
     )
     page.goto(f"http://{service.address()}/")
     page.get_by_label("API key").fill(KEY)
@@ -34,5 +41,6 @@ with (
         region(page, "Add a pet").get_by_label("Status").select_option(status)
         press_add(page, name, f"{(pet_id + 1) // 2}")
         expect_outcome(page, "Add a pet", added(name, pet_id))
-    expect_outcome(page, "Pets", "4 pets, no more follow.")
+    expect_outcome(page, "Pets", "6 pets of any status, no more follow.")
+    page.mouse.move(0, 0)
     page.screenshot(path=ROOT / "docs" / "page.png")
