@@ -336,6 +336,7 @@ def test_an_error_is_its_code_and_its_message(page: Page, service: Service) -> N
     press_add(page, "Rex", f"{MAX_INT64 + 1}")
     expect_outcome(page, "Add a pet", f"{error['code']}: {error['message']}")
     expect_wrong(page.get_by_label("Category id"))
+    expect(page.get_by_label("Limit")).not_to_have_attribute("aria-invalid", "true")
 
 
 def test_a_category_id_that_is_no_number_is_not_sent(page: Page) -> None:
