@@ -8,7 +8,7 @@ import ssl
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from http.client import HTTPSConnection
 from itertools import groupby
 from pathlib import Path
@@ -22,12 +22,70 @@ from tests.service import (
     ROOT,
     TIMEOUT,
     Service,
+    add_pets,
     run,
     serving,
     start_writers,
 )
 
-BACKUP, RESTORE = str(ROOT / "deploy" / "backup"), str(ROOT / "deploy" / "restore")
+BACKUP, RESTORE, RESCUE = (
+    str(ROOT / "deploy" / name) for name in ("backup", "restore", "rescue")
+)
+# What the scripts run as root on a server. Here, they run without root and systemd.
+STUBS = {
+    "chown": "",
+    "systemctl": """
+        case $1 in
+            show) cat "$0.main" ;;
+            *) echo "$*" >> "$0.log" ;;
+        esac""",
+    # Like systemd, it runs ExecStartPre= and ExecStopPost= as well.
+    "systemd-run": """
+        before=true after=true
+        while :; do
+            case $1 in
+                -p)
+                    case $2 in
+                        ExecStartPre=+*) before=${2#*+} ;;
+                        ExecStopPost=+*) after=${2#*+} ;;
+                    esac
+                    shift 2
+                    ;;
+                -*) shift ;;
+                *) break ;;
+            esac
+        done
+        $before && "$@"
+        status=$?
+        $after
+        exit $status""",
+}
+
+
+@pytest.fixture(autouse=True)
+def stubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let the scripts find the stubs first."""
+    folder = tmp_path / "stubs"
+    folder.mkdir()
+    for name, script in STUBS.items():
+        write_stub(folder / name, script)
+    (folder / "systemctl.log").touch()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return folder
+
+
+def write_stub(file: Path, script: str) -> None:
+    """Write a shell script that can be run."""
+    file.write_text(f"#!/bin/sh\n{script}\n")
+    file.chmod(0o755)
+
+
+def systemctl_log(stubs: Path) -> list[str]:
+    """Return the arguments of each systemctl that has changed something."""
+    return (stubs / "systemctl.log").read_text().splitlines()
+
+
+RESTARTED = ["stop petstore petstore.socket", "start petstore"]
 
 
 def names_in(database: Path) -> list[str]:
@@ -191,7 +249,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("damage", ["missing", *DAMAGE])
 def test_a_bad_file_is_refused_and_nothing_changes(
-    rex: Path, used: Path, backups: Path, damage: str
+    rex: Path, used: Path, backups: Path, stubs: Path, damage: str
 ) -> None:
     if damage == "missing":
         rex.unlink()
@@ -204,23 +262,29 @@ def test_a_bad_file_is_refused_and_nothing_changes(
         assert ended.stderr
     assert contents(used.parent) == before
     assert [*backups.iterdir(), *used.parent.glob("old-*")] == []
+    # The running service may have the only copy of the pets.
+    assert systemctl_log(stubs) == []
+
+
+def full(blocks: int) -> list[str]:
+    """Return a command before which no file may have more blocks of 512 bytes."""
+    return ["sh", "-c", f'trap "" XFSZ; ulimit -f {blocks}; exec "$@"', "sh"]
 
 
 @pytest.mark.parametrize("script", [BACKUP, RESTORE], ids=["backup", "restore"])
 def test_nothing_changes_if_the_disk_is_full(
-    rex: Path, used: Path, script: str
+    rex: Path, used: Path, stubs: Path, script: str
 ) -> None:
     before = contents(used.parent)
-    # No file may have more than 8 blocks.
-    full = ["sh", "-c", 'trap "" XFSZ; ulimit -f 8; exec "$@"', "sh"]
     target = used if script == RESTORE else used.parent
-    assert "I/O error" in run(*full, script, str(rex), str(target)).stderr
+    assert "I/O error" in run(*full(8), script, str(rex), str(target)).stderr
     assert contents(used.parent) == before
+    assert systemctl_log(stubs) == []
 
 
 @pytest.mark.parametrize("damage", ["", "missing", "empty", "text"])
 def test_a_restore_keeps_all_previous_files_and_can_be_undone(
-    rex: Path, used: Path, damage: str
+    rex: Path, used: Path, stubs: Path, damage: str
 ) -> None:
     Path(f"{used}-journal").touch()
     if damage == "missing":
@@ -230,9 +294,12 @@ def test_a_restore_keeps_all_previous_files_and_can_be_undone(
     previous = contents(used.parent)
     ended = run(RESTORE, str(rex), str(used))
     [old] = used.parent.glob("old-*")
-    assert ended.stdout == (
-        f"Copied {rex} to {used}: 1000 pets.\nThe previous files are in {old}.\n"
-    )
+    said = [f"{rex} has 1000 pets.", f"{used} was replaced."]
+    said.append(f"The previous files are in {old}.")
+    lines = ended.stdout.splitlines()
+    assert lines[:3] == said
+    assert ("WHERE id > 1000" in ended.stdout) == (damage in {"", "text"})
+    assert systemctl_log(stubs) == RESTARTED
     assert contents(old) == previous
     assert {*used.parent.iterdir()} == {used, old}
     assert set(names_in(used)) == {"Rex"}
@@ -245,8 +312,128 @@ def test_a_backup_without_pets_is_not_restored(tmp_path: Path, used: Path) -> No
     SqliteFile(str(tmp_path / "empty.db")).close()
     before = contents(used.parent)
     ended = run(RESTORE, str(tmp_path / "empty.db"), str(used))
-    assert ended.stderr == f"{tmp_path}/empty.db has no pets.\n"
+    assert f"{tmp_path}/empty.db has no pets.\n" in ended.stderr
     assert contents(used.parent) == before
+
+
+@pytest.mark.parametrize("missing", [False, True], ids=["pets", "no file"])
+def test_an_empty_store_keeps_the_previous_files(used: Path, missing: bool) -> None:
+    if missing:
+        for file in used.parent.iterdir():
+            file.unlink()
+    previous = contents(used.parent)
+    assert run(RESTORE, "empty", str(used)).returncode == 0
+    assert [contents(old) for old in used.parent.glob("old-*")] == (
+        [previous] if previous else []
+    )
+    open_store(used, "first").close()  # The service accepts the file.
+    assert names_in(used) == ["first"]
+
+
+def test_a_file_that_gets_no_second_name_is_moved(
+    rex: Path, used: Path, stubs: Path
+) -> None:
+    previous = contents(used.parent)
+    write_stub(stubs / "ln", "exit 1")  # As for a file of another user.
+    assert run(RESTORE, str(rex), str(used)).returncode == 0
+    [old] = used.parent.glob("old-*")
+    assert contents(old) == previous
+
+
+def test_a_restore_that_somebody_stops_changes_nothing(
+    rex: Path, used: Path, stubs: Path
+) -> None:
+    before = contents(used.parent)
+    write_stub(stubs / "systemd-run", "exit 0")  # As after `systemctl stop`.
+    ended = run(RESTORE, str(rex), str(used))
+    assert ended.returncode == 1
+    assert ended.stderr == f"{rex} was not restored. Nothing has changed.\n"
+    assert contents(used.parent) == before
+    assert systemctl_log(stubs) == []
+    assert run(RESTORE, str(rex), str(used), "swap").returncode != 0
+    assert contents(used.parent) == before
+
+
+@pytest.mark.parametrize("name", ["INT", "HUP"])
+def test_an_interrupted_restore_goes_on(
+    rex: Path, used: Path, stubs: Path, name: str
+) -> None:
+    interrupt = f"kill -{name} $PPID\n"
+    write_stub(stubs / "systemd-run", interrupt + STUBS["systemd-run"])
+    assert run(RESTORE, str(rex), str(used)).returncode == 0
+    assert set(names_in(used)) == {"Rex"}
+    assert systemctl_log(stubs) == RESTARTED
+
+
+def test_the_service_starts_again_if_a_restore_is_killed(
+    rex: Path, used: Path, stubs: Path
+) -> None:
+    systemctl = (
+        f"{STUBS['systemctl']}\ncase $1 in stop) kill -9 $(cat {used}.pid) ;; esac"
+    )
+    write_stub(stubs / "systemctl", systemctl)
+    kill_me = f'echo $$ > {used}.pid; exec "$@"'
+    ended = run("sh", "-c", kill_me, "sh", RESTORE, str(rex), str(used))
+    assert ended.returncode == -9
+    assert systemctl_log(stubs) == RESTARTED
+    assert set(names_in(used)) == {"Rex"}
+
+
+@pytest.mark.parametrize("step", ["mktemp", "rm", "mv"])
+def test_a_restore_that_is_cut_off_says_so_and_the_next_one_works(
+    rex: Path, used: Path, stubs: Path, step: str
+) -> None:
+    # Only the second half has a folder old-DATE.
+    fail = f'ls -d old-* && exit 1\nexec /bin/{step} "$@"'
+    write_stub(stubs / step, "exit 1" if step == "mktemp" else fail)
+    ended = run(RESTORE, str(rex), str(used))
+    assert ended.returncode != 0
+    assert ended.stderr.endswith("The restore was cut off. Run it again.\n")
+    assert systemctl_log(stubs) == RESTARTED
+    (stubs / step).unlink()
+    assert run(RESTORE, str(rex), str(used)).returncode == 0
+    assert set(names_in(used)) == {"Rex"}
+    assert ["Tom"] in [names_in(file) for file in used.parent.glob("old-*/pets.db")]
+
+
+def test_only_one_restore_runs_at_a_time(rex: Path, used: Path, stubs: Path) -> None:
+    again = f"{RESTORE} {rex} {used} || exit\n"
+    write_stub(stubs / "systemd-run", again + STUBS["systemd-run"])
+    ended = run(RESTORE, str(rex), str(used))
+    assert ended.stderr == (
+        f"Another restore is running.\n{rex} was not restored. Nothing has changed.\n"
+    )
+    assert systemctl_log(stubs) == []
+
+
+def test_a_removed_file_is_rescued_from_the_running_service(
+    tmp_path: Path, stubs: Path
+) -> None:
+    database = tmp_path / "pets.db"
+    (tmp_path / "srv").mkdir()
+    rescue = [RESCUE, f"{tmp_path}/srv"]
+    with serving(database) as service:
+        (stubs / "systemctl.main").write_text(f"{service.process.pid}\n")
+        add_pets(service, 3)
+        ended = run(*rescue)
+        assert ended.stderr == "The service has no removed pets.db open.\n"
+        database.unlink()
+        for blocks in (8, 64):  # The second one is enough for pets.db, not for the WAL.
+            ended = run(*full(blocks), *rescue)
+            assert ended.returncode != 0
+            assert ended.stderr.endswith(
+                "Do not stop the service: it has the only copy of the pets.\n"
+            )
+            assert [*(tmp_path / "srv").iterdir()] == []
+        ended = run(*rescue)
+        [copy] = (tmp_path / "srv").glob("*/pets.db")
+        assert ended.stdout == (
+            f"The copy has 3 pets. Go on with:\n    {RESTORE} {copy}\n"
+        )
+    assert run(RESTORE, str(copy), str(database)).returncode == 0
+    assert names_in(database) == ["Rex"] * 3
+    ended = run(*rescue)  # The service is gone.
+    assert (ended.returncode != 0, ended.stdout) == (True, "")
 
 
 def test_both_refuse_a_folder_of_another_user(rex: Path, backups: Path) -> None:
@@ -259,13 +446,13 @@ def test_both_refuse_a_folder_of_another_user(rex: Path, backups: Path) -> None:
         [RESTORE, str(rex), f"{folder}/x"],
     ):
         ended = run(*command)
-        assert ended.stderr == f"Run this as the user that owns {folder}.\n"
+        assert f"Run this as the user that owns {folder}.\n" in ended.stderr
     assert [*backups.iterdir()] == []
 
 
 # bash reads a file with this line before it runs a script. The line kills the script
-# before one of its commands.
-KILL = "trap '((number-- > 0)) || kill -9 $$' DEBUG"
+# before one of its commands (-T: those of functions, too).
+KILL = "set -T; trap '((number-- > 0)) || kill -9 $$' DEBUG"
 
 
 def test_no_pet_is_lost_if_a_restore_is_killed(rex: Path, tmp_path: Path) -> None:
@@ -274,8 +461,9 @@ def test_no_pet_is_lost_if_a_restore_is_killed(rex: Path, tmp_path: Path) -> Non
     returncode = -9
     while returncode == -9:
         used = create_used(tmp_path / str(len(states)))
+        assert run(RESTORE, str(rex), str(used), "copy").returncode == 0
         kill = ["env", f"BASH_ENV={tmp_path}/kill", f"number={len(states)}", "bash"]
-        returncode = run(*kill, RESTORE, str(rex), str(used)).returncode
+        returncode = run(*kill, RESTORE, str(rex), str(used), "swap").returncode
         old = [names_in(file) for file in used.parent.glob("old-*/pets.db")]
         # If the file is missing, the service does not start.
         states.append(set(names_in(used)) if used.exists() else {"missing"})
@@ -356,7 +544,7 @@ class Proxy(Service):
             "listen 80;": f"listen unix:{folder}/http;",
             "listen 443 ssl;": f"listen 127.0.0.1:{self.port} ssl;",
             "listen [::]:80;": "",
-            "listen [::]:443 ssl;": f"listen unix:{folder}/plain;",
+            "listen [::]:443 ssl;": "",
             "/etc/letsencrypt/live/pets.example": str(folder),
             "/run/petstore.sock": f"{folder}/petstore.sock",
         }.items():
@@ -371,7 +559,6 @@ class Proxy(Service):
         tested = run(*command, "-q", "-t")
         assert (tested.returncode, tested.stderr) == (0, "")
         super().__init__(folder / "nginx.db", command, {})
-        self.wait_for_log("epoll")
 
     def connect(self) -> HTTPSConnection:
         """Return a new connection, which does not check the certificate."""
@@ -379,18 +566,42 @@ class Proxy(Service):
         return HTTPSConnection("127.0.0.1", self.port, timeout=TIMEOUT, context=context)
 
     def send(self, data: bytes) -> bytes:
-        """Send bytes without TLS, and return the answer."""
-        answer = b""
+        """Send bytes with TLS, and return the answer."""
+        with closing(self.connect()) as connection:
+            connection.connect()
+            return exchange(connection.sock, data)
+
+    def send_unencrypted(self, method: str, path: str, host: str = "x") -> bytes:
+        """Send a request to port 80, and return the answer."""
+        head = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(TIMEOUT)
-            sock.connect(f"{self.folder}/plain")
-            # nginx may close the connection before it has read a large request.
-            with suppress(OSError):
-                sock.sendall(data)
-            with suppress(ConnectionResetError):
-                while received := sock.recv(65_536):
-                    answer += received
-        return answer
+            sock.connect(f"{self.folder}/http")
+            return exchange(sock, head.encode())
+
+
+def exchange(sock: socket.socket, data: bytes) -> bytes:
+    """Send bytes, and return everything that is received."""
+    answer = b""
+    # nginx may close the connection before it has read a large request.
+    with suppress(OSError):
+        sock.sendall(data)
+    with suppress(ConnectionResetError):
+        while received := sock.recv(65_536):
+            answer += received
+    return answer
+
+
+@contextmanager
+def proxying(folder: Path, edit: str = "") -> Iterator[Proxy]:
+    """Run nginx during a `with` block."""
+    proxy = Proxy(folder, edit)
+    try:
+        proxy.wait_for_log("epoll")
+        yield proxy
+    finally:
+        proxy.kill()
+        print(proxy.log())  # pytest shows this if the test fails.
 
 
 def with_socket(folder: Path) -> list[str]:
@@ -408,13 +619,13 @@ def service(database: Path, tmp_path: Path) -> Iterator[Service]:
 @pytest.fixture
 def proxy(tmp_path: Path, service: Service) -> Iterator[Proxy]:
     """Run nginx in front of the service."""
-    proxy = Proxy(tmp_path)
-    yield proxy
-    proxy.kill()
+    with proxying(tmp_path) as proxy:
+        yield proxy
 
 
 def assert_error(answer: bytes, status: int, code: str) -> None:
     """Check that an answer is an Error body, which a page of any origin can read."""
+    print(answer)  # pytest shows the last one if the test fails.
     head, _, body = answer.partition(b"\r\n\r\n")
     status_line, *fields = head.decode().splitlines()
     assert status_line.startswith(f"HTTP/1.1 {status} ")
@@ -422,6 +633,8 @@ def assert_error(answer: bytes, status: int, code: str) -> None:
     assert error == {"code": code, "message": error["message"], "status": status}
     assert "Content-Type: application/json" in fields
     assert fields.count("Access-Control-Allow-Origin: *") == 1
+    exposed = [field for field in fields if "Expose-Headers" in field]
+    assert len(exposed) == 1 and "Retry-After" in exposed[0]
     assert ("Retry-After: 1" in fields) == (status == 503)
 
 
@@ -438,6 +651,7 @@ NGINX_ERRORS = [
     (f"GET / HTTP/3.0\r\n{HOST}\r\n", 505, "bad_request"),
     (f"g@t / HTTP/1.1\r\n{HOST}\r\n", 400, "bad_request"),
     (f"TRACE / HTTP/1.1\r\n{HOST}\r\n", 405, "method_not_allowed"),
+    (f"GET /petstore-error HTTP/1.1\r\n{HOST}\r\n", 404, "not_found"),
     (f"CONNECT x:1 HTTP/1.1\r\n{HOST}\r\n", 400, "bad_request"),
     (f"GET /{'x' * 6_000} HTTP/1.1\r\n{HOST}\r\n", 404, "not_found"),
     (f"GET /{'x' * 8_160} HTTP/1.1\r\n{HOST}\r\n", 404, "not_found"),
@@ -497,15 +711,54 @@ def test_clients_that_stall_do_not_stop_others(proxy: Proxy) -> None:
         assert proxy.request("GET", "/healthz").status == 200
 
 
+def test_nginx_passes_the_host_of_the_request(tmp_path: Path, database: Path) -> None:
+    # This redirect names it.
+    command = with_socket(tmp_path)
+    with serving(database, command, SCRIPT_NAME="/store") as service:
+        assert service.request("GET", "/store/healthz").status == 200
+        with proxying(tmp_path) as proxy:
+            request = (
+                "GET /store HTTP/1.1\r\nHost: pets.example\r\nConnection: close\r\n"
+            )
+            assert b"://pets.example/store/" in proxy.send(f"{request}\r\n".encode())
+
+
+def test_port_80_sends_only_a_browser_to_https(proxy: Proxy) -> None:
+    for method, path in [("GET", "/"), ("HEAD", "/"), ("GET", "/?x=1")]:
+        for host in ("x", "pets.example", "evil.example", '"<'):
+            answer = proxy.send_unencrypted(method, path, host)
+            assert answer.startswith(b"HTTP/1.1 301 ")
+            assert b"\r\nLocation: https://pets.example/\r\n" in answer
+    for method in ("GET", "POST", "OPTIONS", "DELETE"):
+        answer = proxy.send_unencrypted(method, "/v1/pets")
+        assert_error(answer, 403, "https_required")
+    assert_error(proxy.send_unencrypted("POST", "/"), 403, "https_required")
+    assert_error(proxy.send_unencrypted("GET", "/petstore-error"), 404, "not_found")
+    assert_error(proxy.send_unencrypted("GET", "/v1/pets", "x y"), 400, "bad_request")
+    challenge = "/.well-known/acme-challenge/"
+    for path in (challenge, f"{challenge}x"):
+        assert_error(proxy.send_unencrypted("GET", path), 404, "not_found")
+
+
 def test_a_prefix_is_found_in_every_spelling(database: Path, tmp_path: Path) -> None:
     [edit] = re.findall("^sed -i .*petstore.conf$", SERVER, re.MULTILINE)
-    with serving(database, with_socket(tmp_path), SCRIPT_NAME="/store") as service:
+    with (
+        serving(database, with_socket(tmp_path), SCRIPT_NAME="/store") as service,
+        proxying(tmp_path, f"prefix=/store; {edit}") as proxy,
+    ):
         for _ in range(2):
             service.request("POST", "/store/v1/pets", NEW_PET)
-        proxy = Proxy(tmp_path, edit)
         for spelling in ("/store", "//store", "/store/", "/%73tore", "/./store"):
             page = proxy.request("GET", f"{spelling}/v1/pets?limit=1")
             assert (page.status, len(page.body)) == (200, 1)
             link = '</store/v1/pets?limit=1&after=1>; rel="next"'
             assert page.headers["Link"] == link
-        proxy.kill()
+        for path in ("/", "/v1/pets", "/storev1/pets", "/petstore-error"):
+            response = proxy.request("GET", path)
+            assert (response.status, response.body["code"]) == (404, "not_found")
+        for path in ("/store/", "/store"):
+            answer = proxy.send_unencrypted("GET", path)
+            assert f"https://pets.example{path}\r\n".encode() in answer
+        for path in ("/store/v1/pets", "/v1/pets", "/"):
+            answer = proxy.send_unencrypted("GET", path)
+            assert_error(answer, 403, "https_required")
