@@ -12,6 +12,8 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from http.client import HTTPSConnection
 from itertools import groupby
 from pathlib import Path
+from shutil import copytree
+from zipfile import ZipFile
 
 import pytest
 
@@ -501,6 +503,86 @@ def test_systemd_accepts_the_units(tmp_path: Path) -> None:
     units = map(str, tmp_path.glob("petstore*"))
     ended = run("systemd-analyze", "verify", *units)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def create_wheel(clone: Path, version: int) -> None:
+    """Create a package that is called gunicorn, and require this version of it."""
+    wheel = f"gunicorn-{version}-py3-none-any.whl"
+    name = f"gunicorn-{version}.dist-info"
+    with ZipFile(clone / wheel, "w") as file:
+        file.writestr("gunicorn.py", "")
+        metadata = f"Metadata-Version: 2.1\nName: gunicorn\nVersion: {version}\n"
+        file.writestr(f"{name}/METADATA", metadata)
+        file.writestr(f"{name}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\n")
+        file.writestr(f"{name}/RECORD", "")
+    (clone / "requirements.txt").write_text(f"./{wheel}\n")
+
+
+@pytest.fixture
+def clone(tmp_path: Path, stubs: Path) -> Path:
+    """Return a folder that its deploy/install takes for /srv/petstore."""
+    clone = tmp_path / "srv" / "petstore"
+    copytree(ROOT / "deploy", clone / "deploy")
+    script = (clone / "deploy" / "install").read_text()
+    for folder in ("/srv", "/etc", "/var", "/usr/local"):
+        script = script.replace(f"{folder}/", f"{tmp_path}{folder}/")
+        (tmp_path / folder[1:] / "lib").mkdir(parents=True, exist_ok=True)
+    assert "/usr/bin/python3 " in script
+    script = script.replace("/usr/bin/python3 ", f"{sys.executable} ")
+    (clone / "deploy" / "install").write_text(script)
+    (tmp_path / "var" / "backups").mkdir()
+    (clone / "constraints.txt").touch()
+    create_wheel(clone, 1)
+    write_stub(stubs / "id", "")
+    write_stub(stubs / "systemd-delta", "")
+    owner = "s/-o petstore -g petstore//"
+    write_stub(stubs / "install", f"exec /usr/bin/install $(echo $* | sed '{owner}')")
+    return clone
+
+
+def install(clone: Path) -> tuple[int, str]:
+    """Install, without a package index. Return the status, and the environment."""
+    ended = run(str(clone / "deploy" / "install"), PIP_NO_INDEX="1")
+    link = clone / ".venv"
+    return ended.returncode, os.readlink(link) if link.exists() else ""
+
+
+def test_an_installation_keeps_the_keys_and_the_pets(
+    clone: Path, tmp_path: Path
+) -> None:
+    for file in (clone, clone / "deploy", clone / "deploy" / "petstore.service"):
+        file.chmod(0o700)  # As after `umask 077`.
+    status, venv = install(clone)
+    assert status == 0
+    assert (clone / "deploy").stat().st_mode & 0o777 == 0o755
+    units = tmp_path / "usr" / "local" / "lib" / "systemd" / "system"
+    assert {*contents(units)} == {file.name for file in clone.glob("deploy/petstore*")}
+    keys, database = tmp_path / "etc" / "petstore.env", tmp_path / "var/lib/petstore"
+    assert re.fullmatch(r"PETSTORE_API_KEYS=[\w-]{43}\n", keys.read_text())
+    assert [keys.stat().st_mode & 0o77, database.stat().st_mode & 0o77] == [0, 0]
+    open_store(database / "pets.db", "Rex").close()
+    before = contents(database), keys.read_text()
+    assert install(clone) == (0, venv)
+    assert (contents(database), keys.read_text()) == before
+    (database / "pets.db").unlink()  # Its pets are missing.
+    assert install(clone) == (0, venv)
+    assert contents(database) == {}
+
+
+def test_a_rollback_needs_no_package_index(clone: Path) -> None:
+    first = install(clone)
+    required = (clone / "requirements.txt").read_text()
+    (clone / "requirements.txt").write_text("./missing-1-py3-none-any.whl\n")
+    assert install(clone) == (1, first[1])
+    create_wheel(clone, 2)
+    second = install(clone)
+    assert (second[0], second[1] != first[1]) == (0, True)
+    for wheel in clone.glob("*.whl"):
+        wheel.unlink()
+    (clone / "requirements.txt").write_text(required)
+    assert install(clone) == first
+    # The environment is complete.
+    assert run(f"{clone}/.venv/bin/python", "-c", "import gunicorn").returncode == 0
 
 
 # nginx reads deploy/nginx.conf here. One process, and folders below its own.
