@@ -84,7 +84,8 @@ def write_stub(file: Path, script: str) -> None:
 
 def systemctl_log(stubs: Path) -> list[str]:
     """Return the arguments of each systemctl that has changed something."""
-    return (stubs / "systemctl.log").read_text().splitlines()
+    lines = (stubs / "systemctl.log").read_text().splitlines()
+    return [line for line, _ in groupby(lines)]  # A second start changes nothing.
 
 
 RESTARTED = ["stop petstore petstore.socket", "start petstore"]
@@ -381,6 +382,19 @@ def test_the_service_starts_again_if_a_restore_is_killed(
     assert set(names_in(used)) == {"Rex"}
 
 
+def test_the_service_starts_again_if_what_systemd_runs_is_killed(
+    rex: Path, used: Path, stubs: Path
+) -> None:
+    stop = "systemctl stop petstore petstore.socket"
+    killed = f"case $* in *swap) {stop}; kill -9 $$ ;; esac"
+    write_stub(stubs / "systemd-run", f"{killed}\n{STUBS['systemd-run']}")
+    ended = run(RESTORE, str(rex), str(used))
+    assert ended.returncode == 1
+    assert ended.stderr.endswith("The restore was cut off. Run it again.\n")
+    assert systemctl_log(stubs) == RESTARTED
+    assert names_in(used) == ["Tom"]
+
+
 @pytest.mark.parametrize("step", ["mktemp", "rm", "mv"])
 def test_a_restore_that_is_cut_off_says_so_and_the_next_one_works(
     rex: Path, used: Path, stubs: Path, step: str
@@ -398,6 +412,15 @@ def test_a_restore_that_is_cut_off_says_so_and_the_next_one_works(
     assert ["Tom"] in [names_in(file) for file in used.parent.glob("old-*/pets.db")]
 
 
+def test_a_backup_may_disappear_after_it_was_copied(
+    rex: Path, used: Path, stubs: Path
+) -> None:
+    remove = f"case $1 in stop) rm {rex} ;; esac"
+    write_stub(stubs / "systemctl", f"{STUBS['systemctl']}\n{remove}")
+    assert run(RESTORE, str(rex), str(used)).returncode == 0
+    assert set(names_in(used)) == {"Rex"}
+
+
 def test_only_one_restore_runs_at_a_time(rex: Path, used: Path, stubs: Path) -> None:
     again = f"{RESTORE} {rex} {used} || exit\n"
     write_stub(stubs / "systemd-run", again + STUBS["systemd-run"])
@@ -409,7 +432,7 @@ def test_only_one_restore_runs_at_a_time(rex: Path, used: Path, stubs: Path) -> 
 
 
 def test_a_removed_file_is_rescued_from_the_running_service(
-    tmp_path: Path, stubs: Path
+    rex: Path, tmp_path: Path, stubs: Path
 ) -> None:
     database = tmp_path / "pets.db"
     (tmp_path / "srv").mkdir()
@@ -420,6 +443,10 @@ def test_a_removed_file_is_rescued_from_the_running_service(
         ended = run(*rescue)
         assert ended.stderr == "The service has no removed pets.db open.\n"
         database.unlink()
+        ended = run(RESTORE, str(rex), str(database))
+        assert ended.returncode != 0
+        assert ended.stderr.endswith(f"First, run:\n    {RESCUE} /srv\n")
+        assert systemctl_log(stubs) == []
         for blocks in (8, 64):  # The second one is enough for pets.db, not for the WAL.
             ended = run(*full(blocks), *rescue)
             assert ended.returncode != 0
@@ -432,7 +459,7 @@ def test_a_removed_file_is_rescued_from_the_running_service(
         assert ended.stdout == (
             f"The copy has 3 pets. Go on with:\n    {RESTORE} {copy}\n"
         )
-    assert run(RESTORE, str(copy), str(database)).returncode == 0
+        assert run(RESTORE, str(copy), str(database)).returncode == 0
     assert names_in(database) == ["Rex"] * 3
     ended = run(*rescue)  # The service is gone.
     assert (ended.returncode != 0, ended.stdout) == (True, "")
@@ -528,11 +555,17 @@ def clone(tmp_path: Path, stubs: Path) -> Path:
         script = script.replace(f"{folder}/", f"{tmp_path}{folder}/")
         (tmp_path / folder[1:] / "lib").mkdir(parents=True, exist_ok=True)
     assert "/usr/bin/python3 " in script
-    script = script.replace("/usr/bin/python3 ", f"{sys.executable} ")
+    script = script.replace("/usr/bin/python3 ", f"{stubs}/venv-python ")
     (clone / "deploy" / "install").write_text(script)
     (tmp_path / "var" / "backups").mkdir()
     (clone / "constraints.txt").touch()
     create_wheel(clone, 1)
+    # An environment with this one's pip, because a copy of pip takes some seconds.
+    write_stub(
+        stubs / "pip", f'exec {sys.executable} -m pip --python "${{0%pip}}python" "$@"'
+    )
+    venv = f'{sys.executable} "$@" --without-pip && cp {stubs}/pip "$5/bin/pip"'
+    write_stub(stubs / "venv-python", venv)
     write_stub(stubs / "id", "")
     write_stub(stubs / "systemd-delta", "")
     owner = "s/-o petstore -g petstore//"
