@@ -465,17 +465,19 @@ def test_a_removed_file_is_rescued_from_the_running_service(
     assert (ended.returncode != 0, ended.stdout) == (True, "")
 
 
-def test_both_refuse_a_folder_of_another_user(rex: Path, backups: Path) -> None:
+def test_all_refuse_a_folder_of_another_user(rex: Path, backups: Path) -> None:
     folder = Path("/")
     if os.geteuid() == 0:
         folder = backups
         os.chown(folder, 65_534, -1)
-    for command in (
-        [BACKUP, str(rex), str(folder)],
-        [RESTORE, str(rex), f"{folder}/x"],
+    for command, owner in (
+        ([BACKUP, str(rex), str(folder)], f"the user that owns {folder}."),
+        ([RESTORE, str(rex), f"{folder}/x"], f"the user that owns {folder}."),
+        ([RESCUE, str(folder)], "a folder that belongs to"),
     ):
         ended = run(*command)
-        assert f"Run this as the user that owns {folder}.\n" in ended.stderr
+        assert ended.returncode != 0
+        assert owner in ended.stderr
     assert [*backups.iterdir()] == []
 
 
@@ -580,6 +582,12 @@ def install(clone: Path) -> tuple[int, str]:
     return ended.returncode, os.readlink(link) if link.exists() else ""
 
 
+def version_in(clone: Path) -> str:
+    """Return the version of gunicorn that is installed, and a line break."""
+    script = "import importlib.metadata; print(importlib.metadata.version('gunicorn'))"
+    return run(f"{clone}/.venv/bin/python", "-c", script).stdout
+
+
 def test_an_installation_keeps_the_keys_and_the_pets(
     clone: Path, tmp_path: Path
 ) -> None:
@@ -602,20 +610,28 @@ def test_an_installation_keeps_the_keys_and_the_pets(
     assert contents(database) == {}
 
 
-def test_a_rollback_needs_no_package_index(clone: Path) -> None:
+def test_a_rollback_needs_no_package_index(clone: Path, stubs: Path) -> None:
     first = install(clone)
     required = (clone / "requirements.txt").read_text()
     (clone / "requirements.txt").write_text("./missing-1-py3-none-any.whl\n")
     assert install(clone) == (1, first[1])
     create_wheel(clone, 2)
-    second = install(clone)
-    assert (second[0], second[1] != first[1]) == (0, True)
+    pip = (stubs / "pip").read_text()
+    # As if it was killed: the package can be imported, but is not complete.
+    broken = (
+        pip.replace("exec ", "") + 'rm -r "${0%bin/pip}"lib/*/*/*.dist-info; exit 1'
+    )
+    (stubs / "pip").write_text(broken)
+    assert install(clone) == (1, first[1])
+    (stubs / "pip").write_text(pip)
+    status, second = install(clone)
+    assert (status, second != first[1]) == (0, True)
+    assert version_in(clone) == "2\n"
     for wheel in clone.glob("*.whl"):
         wheel.unlink()
     (clone / "requirements.txt").write_text(required)
     assert install(clone) == first
-    # The environment is complete.
-    assert run(f"{clone}/.venv/bin/python", "-c", "import gunicorn").returncode == 0
+    assert version_in(clone) == "1\n"
 
 
 # nginx reads deploy/nginx.conf here. One process, and folders below its own.
