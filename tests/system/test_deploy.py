@@ -72,6 +72,7 @@ def stubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, script in STUBS.items():
         write_stub(folder / name, script)
     (folder / "systemctl.log").touch()
+    (folder / "systemctl.main").write_text("0\n")  # As for a service that is stopped.
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     return folder
 
