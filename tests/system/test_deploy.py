@@ -607,6 +607,7 @@ def test_an_installation_keeps_the_keys_and_the_pets(
     assert install(clone) == (0, venv)
     assert (contents(database), keys.read_text()) == before
     (database / "pets.db").unlink()  # Its pets are missing.
+    keys.unlink()
     assert install(clone) == (0, venv)
     assert contents(database) == {}
 
@@ -868,8 +869,7 @@ def test_port_80_sends_only_a_browser_to_https(proxy: Proxy) -> None:
     assert_error(proxy.send_unencrypted("GET", "/petstore-error"), 404, "not_found")
     assert_error(proxy.send_unencrypted("GET", "/v1/pets", "x y"), 400, "bad_request")
     challenge = "/.well-known/acme-challenge/"
-    for path in (challenge, f"{challenge}x"):
-        assert_error(proxy.send_unencrypted("GET", path), 404, "not_found")
+    assert_error(proxy.send_unencrypted("GET", f"{challenge}x"), 404, "not_found")
 
 
 def test_a_prefix_is_found_in_every_spelling(database: Path, tmp_path: Path) -> None:
