@@ -18,7 +18,7 @@ from errors import ServiceError
 MAX_INT64 = 2**63 - 1
 STATUSES = ("available", "pending", "sold")
 # A lone surrogate is one half of a character in UTF-16: "\ud83d" without "\udc08".
-# json.loads accepts it, but UTF-8 cannot encode it.
+# json.loads accepts it, but UTF-8 cannot encode it. (\Z is the end of the text.)
 has_no_lone_surrogate = validate.Regexp(
     r"[^\ud800-\udfff]*\Z", error="Must not contain lone surrogates."
 )
@@ -130,8 +130,8 @@ def read_body() -> bytes:
         body = request.get_data()
         # Of a body in chunks, Flask reads up to the limit, and does not say if more
         # follows. So try to read one byte more, but only if the server ends the input
-        # after the body (gunicorn always does, and `flask run` if it comes in chunks):
-        # otherwise, `read` might never return.
+        # after the body: otherwise, `read` might never return. (gunicorn always does.
+        # `flask run` does if the body comes in chunks.)
         if environ.get("wsgi.input_terminated") and environ["wsgi.input"].read(1):
             raise RequestEntityTooLarge
     except RequestEntityTooLarge:
@@ -156,10 +156,10 @@ def refuse_constant(name: str) -> None:
 
 
 def parse_float(text: str) -> int | float:
-    """Return an int for 1.0, and a float for 1.5 or 1e2, which `integer` refuses.
+    """Return an int for 1.0, which JSON Schema calls an integer, otherwise a float.
 
-    json.loads calls this for each number with a point or an exponent. For JSON Schema,
-    1.0 is an integer.
+    json.loads calls this for each number with a point or an exponent. `integer` refuses
+    every float, even 1e2.
     """
     whole, _, fraction = text.partition(".")
     # Not int(float(text)), which would round 9007199254740993.0.

@@ -5,19 +5,20 @@ and does three things that need an explanation:
 
 - It reads while it writes. In WAL mode (sqlite.org/wal.html), SQLite appends a commit
   to a second file, the write-ahead log (WAL), for example `pets.db-wal`. A query reads
-  the WAL only as far as it went when the query began, so one connection reads while the
-  other writes. When the WAL has grown, a commit also copies it into `pets.db` (a
-  checkpoint).
-- It shares syncs. The operating system first keeps in memory what a program writes to a
-  file. A sync waits until it is on the disk. Without a sync, a loss of power may undo a
-  commit. So each commit syncs the WAL, which may take some milliseconds. Threads that
-  write meanwhile share the next commit.
+  the WAL up to the point at which it ended when the query began, so one connection
+  reads while the other writes. When the WAL has grown, a commit also copies it into
+  `pets.db` (a checkpoint).
+- It shares syncs between threads. The operating system first keeps in memory what a
+  program writes to a file. A sync waits until it is on the disk. Without a sync, a loss
+  of power may undo a commit. So each commit syncs the WAL, which may take some
+  milliseconds. Threads that write meanwhile share the next commit.
 - It refuses requests while its files are not in place. A program can still write to a
   file that somebody has moved or removed, but then nobody finds the pets.
 
 Other programs may open the file as well: a backup, the shell sqlite3, or a second
 process of the service that is just starting. SQLite lets only one of them write at a
-time. They share an index of the WAL, in a third file, `pets.db-shm`.
+time. They share the index of the WAL, which says what in it counts, in a third file,
+`pets.db-shm`.
 """
 
 import os
@@ -44,6 +45,7 @@ class Batch:
     """Statements of several threads that one of them commits."""
 
     def __init__(self) -> None:
+        # Held by the thread that commits this batch. The others wait for it.
         self.lock = Lock()
         self.statements: list[Statement] = []
         # The result of each statement. Empty until a thread commits the batch.
@@ -69,9 +71,9 @@ class GroupCommit:
         An exception is one of these results: `commit` returns it, and raises none.
         """
         self._commit = commit
-        self._commit_lock = Lock()
-        self._next_batch = Batch()
-        self._next_batch_lock = Lock()
+        self._commit_lock = Lock()  # Held while a batch is committed, one at a time.
+        self._next_batch = Batch()  # The batch that threads join now.
+        self._next_batch_lock = Lock()  # Held to join it, or to replace it.
 
     def run(self, statement: Statement) -> Result:
         """Return the result of a statement, once its batch has been committed."""
@@ -86,7 +88,8 @@ class GroupCommit:
             if not batch.results:
                 # Wait for the batch before. Meanwhile, more threads may join this one.
                 with self._commit_lock:
-                    # From here on, threads join another batch.
+                    # Until now, this was the next batch: only the thread that commits
+                    # a batch replaces it. From here on, threads join another one.
                     with self._next_batch_lock:
                         self._next_batch = Batch()
                     # The commit replaces these results. If Ctrl-C interrupts it, they
@@ -132,8 +135,8 @@ class SqliteFile:
     def read(self, sql: str, values: Values) -> Rows:
         """Return the rows of a query.
 
-        If another program has locked the file exclusively, reads wait one after the
-        other, and may take longer than the five seconds that `Database` promises.
+        If another program has locked the file even for readers, reads wait one after
+        the other, and may take longer than the five seconds that `Database` promises.
         """
         with translated_errors(self._path), self._reader_lock:
             self._require_files_in_place()
@@ -144,24 +147,24 @@ class SqliteFile:
     def write(self, sql: str, values: Values) -> Rows:
         """Return the rows of a statement once its changes are on the disk.
 
-        If SQLite refuses the statement, only this thread gets the exception. If a file
-        is not in place, or the transaction, its commit or its sync fails, each thread
-        of the batch gets the exception, and no query sees the changes.
+        If SQLite refuses the statement, only this thread gets the exception. If the
+        whole transaction fails (a file is not in place, or the disk is full), each
+        thread of the batch gets the exception, and no query sees the changes.
 
         In two cases, a write that failed may be stored, with its batch:
 
-        - The sync fails. Then the changes are in the WAL, but not in its index. So no
-          query sees them, and the next commit overwrites them. But if this process ends
-          before that, the next start finds them in the WAL, and stores them.
-        - Ctrl-C interrupts the commit. Python lets it interrupt the main thread only,
-          but gunicorn and `flask run` write in other threads.
+        - The sync fails. Then the changes are in the WAL, but its index does not count
+          them: no query sees them, and the next commit overwrites them. But if this
+          process ends before that, the next start counts them in its new index.
+        - Ctrl-C interrupts the commit of a program that writes in its main thread.
+          gunicorn and `flask run` write in other threads.
         """
         result = self._group_commit.run((sql, values))
         if isinstance(result, list):
             return result
         with translated_errors(self._path):
-            # Several threads may raise the same exception, and each would add its
-            # traceback to it. So each raises a copy.
+            # Several threads may raise this exception. Without copies, each would add
+            # its traceback to those of the others.
             raise copy(result) from result
 
     def _transact(self, statements: list[Statement]) -> list[Result]:
@@ -190,12 +193,12 @@ class SqliteFile:
         Called at the first request, not at startup: in between, gunicorn may fork (copy
         the process), and SQLite does not support open connections in the copy.
         """
-        # One at a time: if somebody has just removed the WAL, the second connection
-        # makes another one, and the first one would take this for its own.
+        # One thread at a time. Otherwise, if somebody removes the WAL that a thread has
+        # opened, another thread makes a new one, and the first one notes its identity.
         with self._connect_lock:
             connection = storage.connect(self._path, BUSY_TIMEOUT)
             try:
-                # Again: if the file was replaced just before that, do not change it.
+                # Again: if another file was opened, do not change it.
                 self._require_files_in_place()
                 # Sync each commit: not every build of SQLite does so by default.
                 connection.execute("PRAGMA synchronous = FULL")
@@ -204,8 +207,7 @@ class SqliteFile:
                 identities = {path: identity_at(path) for path in opened}
                 # Again: if the file was replaced meanwhile, these belong to another.
                 self._require_files_in_place()
-                # Those of the first connection stay (the right side of | wins). A new
-                # dict, because a loop over the old one may be running.
+                # A new dict, because a loop over the old one may be running.
                 self._identities = identities | self._identities
             except Exception:
                 connection.close()
@@ -231,14 +233,13 @@ class SqliteFile:
 
         Python calls this when the program ends (`open_store` in app.py). SQLite itself
         copies and removes the WAL when the last connection closes, but not if the file
-        was moved. Then `pets.db-wal` would stay at the old path. As SQLite finds a WAL
-        by its name, a new `pets.db` there would get our pets.
+        was moved. Then the WAL would stay at the old path. SQLite finds a WAL by its
+        name, so a new `pets.db` at this path would get our pets.
 
-        If `read` or `write` is called later, it opens the file again.
+        If a thread still calls `read` or `write` later, it opens the file again.
         """
         with self._reader_lock, self._writer_lock:
-            # If this process has only read, it has no `_writer`, but the WAL may have
-            # pets of another process.
+            # Both: a process that has only read has no `_writer`.
             for connection in (self._reader, self._writer):
                 if connection is not None:
                     with suppress(sqlite3.Error):  # If it fails, the WAL stays.
@@ -256,7 +257,7 @@ def identity_at(path: str) -> tuple[int, int] | None:
     None means that nothing is there, or that it cannot be looked at.
     """
     try:
-        # lstat: a link at the path is another file, even a link to the moved file.
+        # lstat does not follow a link: a link at the path is another file.
         status = os.lstat(path)
     except OSError:
         return None
@@ -362,7 +363,7 @@ def translated_errors(path: str, default_hint: str | None = None) -> Iterator[No
             raise
         raise StorageUnavailable(f"{path}: {error}; {hint}") from error
     except UnicodeDecodeError as error:
-        # The error of SQLite quotes a name from the file that is not UTF-8 any more.
+        # SQLite's message has the name of a table that is damaged: it is not UTF-8.
         hint = HINTS[sqlite3.SQLITE_CORRUPT]
         raise StorageUnavailable(f"{path}: it is damaged; {hint}") from error
 
