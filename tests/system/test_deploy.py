@@ -295,11 +295,13 @@ def test_a_restore_keeps_all_previous_files_and_can_be_undone(
     said.append(f"The previous files are in {old}.")
     lines = ended.stdout.splitlines()
     assert lines[:3] == said
-    assert ("WHERE id > 1000" in ended.stdout) == (damage in {"", "text"})
+    assert ("NOT EXISTS" in ended.stdout) == (damage in {"", "text"})
     assert systemctl_log(stubs) == RESTARTED
     assert contents(old) == previous
     assert {*used.parent.iterdir()} == {used, old}
     assert set(names_in(used)) == {"Rex"}
+    if not damage:  # Both stores have a pet with the id 1.
+        assert run("sh", "-c", lines[-1]).stdout == "1|Tom|1|sold\n"
     undone = run(RESTORE, str(old / "pets.db"), str(used))
     assert (undone.returncode == 0) == (not damage)
     assert set(names_in(used)) == ({"Rex"} if damage else {"Tom"})

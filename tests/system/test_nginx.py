@@ -234,7 +234,8 @@ def test_nginx_passes_the_host_of_the_request(tmp_path: Path, database: Path) ->
             request = (
                 "GET /store HTTP/1.1\r\nHost: pets.example\r\nConnection: close\r\n"
             )
-            assert b"://pets.example/store/" in proxy.send(f"{request}\r\n".encode())
+            answer = proxy.send(f"{request}\r\n".encode())
+            assert b"Location: https://pets.example/store/\r\n" in answer
 
 
 def test_port_80_sends_only_a_browser_to_https(proxy: Proxy) -> None:
