@@ -196,10 +196,16 @@ class SqliteFile:
         # One thread at a time. Otherwise, if somebody removes the WAL that a thread has
         # opened, another thread makes a new one, and the first one notes its identity.
         with self._connect_lock:
+            before = ctime_at(self._path)
             connection = storage.connect(self._path, BUSY_TIMEOUT)
             try:
-                # Again: if another file was opened, do not change it.
+                # Again: if another file was opened, do not change it. It may have been
+                # at the path for a moment only, but moving a file changes its ctime.
                 self._require_files_in_place()
+                if ctime_at(self._path) != before:
+                    raise StorageUnavailable(
+                        f"{self._path}: it changed while it was opened"
+                    )
                 # Sync each commit: not every build of SQLite does so by default.
                 connection.execute("PRAGMA synchronous = FULL")
                 open_wal(connection)
@@ -262,6 +268,13 @@ def identity_at(path: str) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_dev, status.st_ino
+
+
+def ctime_at(path: str) -> int | None:
+    """Return when the file at a path was last changed or moved. None: none is there."""
+    with suppress(OSError):
+        return os.lstat(path).st_ctime_ns
+    return None
 
 
 def try_to_execute(connection: sqlite3.Connection, sql: str, values: Values) -> Result:
