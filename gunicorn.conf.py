@@ -46,9 +46,9 @@ def pre_request(worker: object, request: Any) -> None:
     """Let the response say `Connection: close` if gunicorn may close the connection.
 
     The service may refuse a request before it has read the body. Then gunicorn reads
-    less than 64 KiB of the rest. If more follows, it closes the connection. A client
-    that was not told loses the next request that it sends there. Behind a proxy, this
-    may be another client's.
+    the rest, if it is less than 64 KiB, or closes the connection. A client that was not
+    told may send its next request there, and loses it. Behind a proxy, this may be the
+    request of another client.
     """
     headers = dict(request.headers)
     is_long = int(headers.get("CONTENT-LENGTH", 0)) >= 64 * 1024
@@ -63,16 +63,16 @@ def post_request(
     """Wait until the client has closed a connection that ends with this response.
 
     If the server closed it at once, a client that is still sending might not receive
-    the response. So gunicorn waits for up to two seconds, but in the thread that
-    accepts connections: all other clients would wait, too. This hook runs in the thread
-    of the request, before that, and waits there instead.
+    the response. So gunicorn waits for up to two seconds. It waits in the thread that
+    accepts connections, so all other clients would wait, too. Before that, it calls
+    this hook in the thread of the request: the wait happens here.
     """
     # There is no response if gunicorn itself refuses the request.
     if response and response.should_close():
         connection = response.sock
         with suppress(OSError):  # The client may have closed the connection.
-            # gunicorn closes the connection itself. This waits, and closes a duplicate:
-            # a second descriptor of the same connection.
+            # close_graceful tells the client that nothing more comes, waits for it, and
+            # closes what it gets: a second descriptor. gunicorn still needs the first.
             duplicate = fromfd(connection.fileno(), connection.family, connection.type)
             close_graceful(duplicate)
             # From here on, reading ends at once, so gunicorn does not wait again.

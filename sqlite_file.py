@@ -86,14 +86,15 @@ class GroupCommit:
         # so they do not wait for the commit of a later batch.)
         with batch.lock:
             if not batch.results:
-                # Wait for the batch before. Meanwhile, more threads may join this one.
+                # Wait until the batch before is committed. Until then, more threads may
+                # join this one.
                 with self._commit_lock:
-                    # Until now, this was the next batch: only the thread that commits
-                    # a batch replaces it. From here on, threads join another one.
+                    # From here on, threads join another batch. (Until now, it was this
+                    # one: only a thread that commits a batch replaces it.)
                     with self._next_batch_lock:
                         self._next_batch = Batch()
-                    # The commit replaces these results. If Ctrl-C interrupts it, they
-                    # remain, so that no other thread commits the batch again.
+                    # If Ctrl-C interrupts the commit, it may be stored or not. So these
+                    # results remain, and no other thread commits the batch again.
                     interrupted = RuntimeError("Ctrl-C has interrupted the commit")
                     batch.results = [interrupted] * len(batch.statements)
                     batch.results = self._commit(batch.statements)
@@ -153,9 +154,10 @@ class SqliteFile:
 
         In two cases, a write that failed may be stored, with its batch:
 
-        - The sync fails. Then the changes are in the WAL, but its index does not count
-          them: no query sees them, and the next commit overwrites them. But if this
-          process ends before that, the next start counts them in its new index.
+        - The sync fails. Then the changes are in the WAL, but not in its index. Queries
+          use the index, so they do not see them, and the next commit overwrites them.
+          But if this process ends first, the next start makes a new index of the whole
+          WAL, with these changes.
         - Ctrl-C interrupts the commit of a program that writes in its main thread.
           gunicorn and `flask run` write in other threads.
         """
@@ -193,14 +195,15 @@ class SqliteFile:
         Called at the first request, not at startup: in between, gunicorn may fork (copy
         the process), and SQLite does not support open connections in the copy.
         """
-        # One thread at a time. Otherwise, if somebody removes the WAL that a thread has
-        # opened, another thread makes a new one, and the first one notes its identity.
+        # One thread at a time. Otherwise: thread 1 opens the WAL, somebody removes it,
+        # and thread 2 makes a new one. Then thread 1 notes the identity of the new WAL,
+        # but still uses the removed one.
         with self._connect_lock:
             before = ctime_at(self._path)
             connection = storage.connect(self._path, BUSY_TIMEOUT)
             try:
-                # Again: if another file was opened, do not change it. It may have been
-                # at the path for a moment only, but moving a file changes its ctime.
+                # Check again before anything is changed: another file may have been
+                # opened. If it was there for a moment only, the ctime has changed.
                 self._require_files_in_place()
                 if ctime_at(self._path) != before:
                     raise StorageUnavailable(
@@ -211,9 +214,11 @@ class SqliteFile:
                 open_wal(connection)
                 opened = (f"{self._path}-wal", f"{self._path}-shm")
                 identities = {path: identity_at(path) for path in opened}
-                # Again: if the file was replaced meanwhile, these belong to another.
+                # And again: if the file was replaced meanwhile, these may be those of
+                # the new file.
                 self._require_files_in_place()
-                # A new dict, because a loop over the old one may be running.
+                # What was noted earlier stays (the right side of | wins). A new dict,
+                # because a loop over the old one may be running.
                 self._identities = identities | self._identities
             except Exception:
                 connection.close()
@@ -237,10 +242,10 @@ class SqliteFile:
     def close(self) -> None:
         """Copy the WAL into the file, empty it, and close the connections.
 
-        Python calls this when the program ends (`open_store` in app.py). SQLite itself
-        copies and removes the WAL when the last connection closes, but not if the file
-        was moved. Then the WAL would stay at the old path. SQLite finds a WAL by its
-        name, so a new `pets.db` at this path would get our pets.
+        Python calls this when the program ends (`open_store` in app.py). When the last
+        connection closes, SQLite itself copies and removes the WAL, but not if the file
+        was moved. Then the WAL would stay at the old path. As SQLite finds a WAL by its
+        name, a new `pets.db` there would get our pets.
 
         If a thread still calls `read` or `write` later, it opens the file again.
         """
