@@ -338,6 +338,8 @@ def test_an_error_is_its_code_and_its_message(page: Page, service: Service) -> N
     expect_outcome(page, "Add a pet", f"{error['code']}: {error['message']}")
     expect_wrong(page.get_by_label("Category id"))
     expect(page.get_by_label("Limit")).not_to_have_attribute("aria-invalid", "true")
+    # The table is still that of the earlier list.
+    expect(region(page, "Pets").get_by_role("status")).to_contain_text(EARLIER)
 
 
 def test_a_category_id_that_is_no_number_is_not_sent(page: Page) -> None:
@@ -875,7 +877,7 @@ def test_long_values_fit_on_a_phone(page: Page) -> None:
         outcome = added("x" * 30 + "…", pet_id)
         expect_outcome(page, "Add a pet", outcome)
         assert boxes.evaluate_all(TOO_WIDE, 380) == []
-    # The first name is cut after a few lines, and scrolls while it has the focus.
+    # The first name is cut after a few lines. Once it had the focus, it scrolls.
     expect(page.get_by_role("row").last).to_be_in_viewport(ratio=1)
     name = page.get_by_role("group", name="Pet 1")
     expect(name).to_have_css("cursor", "pointer")
@@ -885,6 +887,9 @@ def test_long_values_fit_on_a_phone(page: Page) -> None:
     expect(name).to_be_focused()
     expect(name).to_have_css("overflow-y", "auto")
     assert height < name.evaluate("(element) => element.clientHeight") <= 400
+    # Otherwise, what is below would move while it is clicked.
+    button(page, "Add").focus()
+    assert height < name.evaluate("(element) => element.clientHeight")
 
 
 @on_a_phone
