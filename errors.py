@@ -6,7 +6,7 @@ Werkzeug's HTTP errors: https://werkzeug.palletsprojects.com/en/stable/exception
 import json
 from collections.abc import Mapping
 
-from flask import current_app, request, url_for
+from flask import current_app, url_for
 from werkzeug import Response
 from werkzeug.exceptions import HTTPException, NotFound
 
@@ -46,9 +46,6 @@ def error_response(error: HTTPException) -> Response:
         message = f"Nothing is at this path. See {document} for the paths."
     elif response.status_code == 405:
         message = f"Send one of the methods {', '.join(sorted(response.allow))}."
-    elif response.status_code == 413:
-        error_code = "body_too_large"
-        message = f"Send a body of at most {request.max_content_length:,} bytes."
     elif response.status_code == 500:
         error_code, message = "internal_error", "The service failed. Its log says why."
     body = {"code": error_code, "message": message, "status": response.status_code}

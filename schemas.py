@@ -16,6 +16,7 @@ from werkzeug.exceptions import RequestEntityTooLarge
 from errors import ServiceError
 
 MAX_INT64 = 2**63 - 1
+MAX_BODY = 64 * 1024  # In bytes.
 STATUSES = ("available", "pending", "sold")
 # A lone surrogate is one half of a character in UTF-16: "\ud83d" without "\udc08".
 # json.loads accepts it, but UTF-8 cannot encode it. (\Z is the end of the text.)
@@ -91,7 +92,7 @@ def parse_query(schema: Schema) -> dict[str, Any]:
 def parse_body(schema: Schema) -> dict[str, Any]:
     """Return the members of the JSON object in the request's body, with defaults.
 
-    Raise what `read_body` raises, or ServiceError if the body or a member is not valid.
+    Raise ServiceError if the body or a member is not valid.
     """
     body = read_body()
     if not body:
@@ -121,25 +122,19 @@ def parse_body(schema: Schema) -> dict[str, Any]:
 
 
 def read_body() -> bytes:
-    """Return the body of the request.
-
-    Raise ServiceError, or RequestEntityTooLarge if the body exceeds MAX_CONTENT_LENGTH.
-    """
-    environ = request.environ
+    """Return the body of the request, or raise ServiceError."""
+    # Of a longer body in chunks, Flask returns the first bytes, without an error. So
+    # allow one byte more.
+    request.max_content_length = MAX_BODY + 1
     try:
         body = request.get_data()
-        # Of a body in chunks, Flask reads up to the limit, and does not say if more
-        # follows. So try to read one byte more, but only if the server ends the input
-        # after the body: otherwise, `read` might never return. (gunicorn always does.
-        # `flask run` does if the body comes in chunks.)
-        if environ.get("wsgi.input_terminated") and environ["wsgi.input"].read(1):
+        if len(body) > MAX_BODY:
             raise RequestEntityTooLarge
-    except RequestEntityTooLarge:
-        raise
+    except RequestEntityTooLarge as error:
+        message = f"Send a body of at most {MAX_BODY:,} bytes."
+        raise ServiceError("body_too_large", message, 413) from error
     except Exception as error:  # Each server has exceptions of its own.
         raise malformed("could not be read") from error
-    if len(body) < (request.content_length or 0):
-        raise malformed("is cut short")
     return body
 
 

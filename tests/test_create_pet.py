@@ -184,15 +184,6 @@ def test_a_byte_order_mark_is_ignored(client: FlaskClient) -> None:
     assert post(client, REX.encode("utf-8-sig")).status_code == 201
 
 
-def test_a_body_that_is_cut_short_is_refused(client: FlaskClient) -> None:
-    # gunicorn sets input_terminated, so Werkzeug leaves the check to the application.
-    environ = {"CONTENT_LENGTH": "50", "wsgi.input_terminated": True}
-    options = {"content_type": "application/json", "environ_overrides": environ}
-    response = client.post("/v1/pets", data=REX, **options)
-    message = assert_error(response, 400, "malformed_body")
-    assert message == "Send a JSON object. The body is cut short."
-
-
 def test_a_bug_while_a_body_is_parsed_is_not_the_fault_of_the_client(
     client: FlaskClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
