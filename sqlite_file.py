@@ -130,7 +130,6 @@ class SqliteFile:
         self._reader: sqlite3.Connection | None = None
         self._writer_lock = Lock()
         self._writer: sqlite3.Connection | None = None
-        self._connect_lock = Lock()
         self._group_commit = GroupCommit(self._transact)
 
     def read(self, sql: str, values: Values) -> Rows:
@@ -195,34 +194,19 @@ class SqliteFile:
         Called at the first request, not at startup: in between, gunicorn may fork (copy
         the process), and SQLite does not support open connections in the copy.
         """
-        # One thread at a time. Otherwise: thread 1 opens the WAL, somebody removes it,
-        # and thread 2 makes a new one. Then thread 1 notes the identity of the new WAL,
-        # but still uses the removed one.
-        with self._connect_lock:
-            before = ctime_at(self._path)
-            connection = storage.connect(self._path, BUSY_TIMEOUT)
-            try:
-                # Check again before anything is changed: another file may have been
-                # opened. If it was there for a moment only, the ctime has changed.
-                self._require_files_in_place()
-                if ctime_at(self._path) != before:
-                    raise StorageUnavailable(
-                        f"{self._path}: it changed while it was opened"
-                    )
-                # Sync each commit: not every build of SQLite does so by default.
-                connection.execute("PRAGMA synchronous = FULL")
-                open_wal(connection)
-                opened = (f"{self._path}-wal", f"{self._path}-shm")
-                identities = {path: identity_at(path) for path in opened}
-                # And again: if the file was replaced meanwhile, these may be those of
-                # the new file.
-                self._require_files_in_place()
-                # What was noted earlier stays (the right side of | wins). A new dict,
-                # because a loop over the old one may be running.
-                self._identities = identities | self._identities
-            except Exception:
-                connection.close()
-                raise
+        connection = storage.connect(self._path, BUSY_TIMEOUT)
+        try:
+            # Sync each commit: not every build of SQLite does so by default.
+            connection.execute("PRAGMA synchronous = FULL")
+            open_wal(connection)
+        except Exception:
+            connection.close()
+            raise
+        opened = (f"{self._path}-wal", f"{self._path}-shm")
+        # A new dict, because a loop over the old one may be running.
+        self._identities = self._identities | {
+            path: identity_at(path) for path in opened
+        }
         return connection
 
     def _require_files_in_place(self) -> None:
@@ -273,13 +257,6 @@ def identity_at(path: str) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_dev, status.st_ino
-
-
-def ctime_at(path: str) -> int | None:
-    """Return when the file at a path was last changed or moved. None: none is there."""
-    with suppress(OSError):
-        return os.lstat(path).st_ctime_ns
-    return None
 
 
 def try_to_execute(connection: sqlite3.Connection, sql: str, values: Values) -> Result:
