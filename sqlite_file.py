@@ -65,13 +65,16 @@ class GroupCommit:
                              returns its result       returns its result
     """
 
-    def __init__(self, commit: Callable[[list[Statement]], list[Result]]) -> None:
+    def __init__(
+        self, commit: Callable[[list[Statement]], list[Result]], commit_lock: Lock
+    ) -> None:
         """`commit` executes statements in one transaction, and returns their results.
 
-        An exception is one of these results: `commit` returns it, and raises none.
+        An exception is one of these results: `commit` returns it, and raises none. A
+        thread holds `commit_lock` while it calls `commit`.
         """
         self._commit = commit
-        self._commit_lock = Lock()  # Held while a batch is committed, one at a time.
+        self._commit_lock = commit_lock
         self._next_batch = Batch()  # The batch that threads join now.
         self._next_batch_lock = Lock()  # Held to join it, or to replace it.
 
@@ -93,10 +96,6 @@ class GroupCommit:
                     # one: only a thread that commits a batch replaces it.)
                     with self._next_batch_lock:
                         self._next_batch = Batch()
-                    # If Ctrl-C interrupts the commit, it may be stored or not. So these
-                    # results remain, and no other thread commits the batch again.
-                    interrupted = RuntimeError("Ctrl-C has interrupted the commit")
-                    batch.results = [interrupted] * len(batch.statements)
                     batch.results = self._commit(batch.statements)
         return batch.results[index]
 
@@ -130,7 +129,7 @@ class SqliteFile:
         self._reader: sqlite3.Connection | None = None
         self._writer_lock = Lock()
         self._writer: sqlite3.Connection | None = None
-        self._group_commit = GroupCommit(self._transact)
+        self._group_commit = GroupCommit(self._transact, self._writer_lock)
 
     def read(self, sql: str, values: Values) -> Rows:
         """Return the rows of a query.
@@ -151,14 +150,10 @@ class SqliteFile:
         whole transaction fails (a file is not in place, or the disk is full), each
         thread of the batch gets the exception, and no query sees the changes.
 
-        In two cases, a write that failed may be stored, with its batch:
-
-        - The sync fails. Then the changes are in the WAL, but not in its index. Queries
-          use the index, so they do not see them, and the next commit overwrites them.
-          But if this process ends first, the next start makes a new index of the whole
-          WAL, with these changes.
-        - Ctrl-C interrupts the commit of a program that writes in its main thread.
-          gunicorn and `flask run` write in other threads.
+        If the sync fails, the changes are in the WAL, but not in its index. Queries use
+        the index, so they do not see them, and the next commit overwrites them. But if
+        this process ends first, the next start makes a new index of the whole WAL, with
+        these changes.
         """
         result = self._group_commit.run((sql, values))
         if isinstance(result, list):
@@ -169,21 +164,22 @@ class SqliteFile:
             raise copy(result) from result
 
     def _transact(self, statements: list[Statement]) -> list[Result]:
-        """Execute statements in one transaction. Return the result of each."""
+        """Execute statements in one transaction. Return the result of each.
+
+        `GroupCommit` holds `_writer_lock` while it calls this.
+        """
         try:
-            # `GroupCommit` lets in one thread at a time. This lock is for `close`.
-            with self._writer_lock:
-                self._require_files_in_place()
-                if self._writer is None:
-                    self._writer = self._connect()
-                with self._writer:  # Commits, or rolls back after an exception.
-                    # IMMEDIATE: wait for SQLite's lock for writing now, and once. After
-                    # BEGIN alone, each statement would wait for it.
-                    self._writer.execute("BEGIN IMMEDIATE")
-                    results = [
-                        try_to_execute(self._writer, sql, values)
-                        for sql, values in statements
-                    ]
+            self._require_files_in_place()
+            if self._writer is None:
+                self._writer = self._connect()
+            with self._writer:  # Commits, or rolls back after an exception.
+                # IMMEDIATE: wait for SQLite's lock for writing now, and once. After
+                # BEGIN alone, each statement would wait for it.
+                self._writer.execute("BEGIN IMMEDIATE")
+                results = [
+                    try_to_execute(self._writer, sql, values)
+                    for sql, values in statements
+                ]
         except Exception as error:
             return [error] * len(statements)
         return results
