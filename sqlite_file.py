@@ -25,7 +25,6 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from copy import copy
 from threading import Lock
 
 import storage
@@ -159,9 +158,7 @@ class SqliteFile:
         if isinstance(result, list):
             return result
         with translated_errors(self._path):
-            # Several threads may raise this exception. Without copies, each would add
-            # its traceback to those of the others.
-            raise copy(result) from result
+            raise result
 
     def _transact(self, statements: list[Statement]) -> list[Result]:
         """Execute statements in one transaction. Return the result of each.
