@@ -289,8 +289,7 @@ WRITE_PROBE = """
 def create_or_check(connection: sqlite3.Connection, path: str) -> None:
     """Create the schema in an empty file, or check that it is there. Set WAL mode."""
     with connection:  # Commits, or rolls back after an exception.
-        # If several processes start at once, the first one takes the write lock here,
-        # and creates the schema. The others wait.
+        # IMMEDIATE: until the commit, no other process can create the schema.
         connection.execute("BEGIN IMMEDIATE")
         [version] = connection.execute("PRAGMA user_version").fetchone()
         # SQLite's own table of the tables and indexes.
@@ -307,13 +306,7 @@ def create_or_check(connection: sqlite3.Connection, path: str) -> None:
         connection.execute(WRITE_PROBE)
     # Each connection sets WAL mode (not possible inside of a transaction). Do it here,
     # too: it fails if the folder cannot be written to.
-    try:
-        open_wal(connection)
-    except sqlite3.OperationalError as error:
-        # Another process may be setting it now: SQLite does not wait for that, but
-        # fails. The first request sets it again (`_connect`).
-        if main_code(error) != sqlite3.SQLITE_BUSY:
-            raise
+    open_wal(connection)
 
 
 CHECK_ACCESS = (

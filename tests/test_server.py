@@ -221,36 +221,6 @@ def test_the_default_database_is_in_the_instance_folder(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob("instance/*")] == ["pets.db"]
 
 
-# A program that starts eight services on each of ten new files.
-STARTS_TOGETHER = """
-import multiprocessing, sys, app
-
-fork = multiprocessing.get_context("fork")
-barrier = fork.Barrier(8)
-
-def start(number):
-    barrier.wait()
-    app.create_app({"DATABASE": f"{sys.argv[1]}/{number}.db"})
-
-for number in range(10):
-    processes = [fork.Process(target=start, args=[number]) for _ in range(8)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-        assert process.exitcode == 0
-"""
-
-
-@needs_linux
-def test_eight_processes_may_create_the_file_at_the_same_time(tmp_path: Path) -> None:
-    program = ("python", "-c", STARTS_TOGETHER, str(tmp_path))
-    ended = run(*program, PETSTORE_API_KEYS=KEY)
-    assert (ended.returncode, ended.stderr) == (0, "")
-    for number in range(10):
-        assert all_pets(create_client(tmp_path / f"{number}.db")) == []
-
-
 # The running service.
 
 
