@@ -343,10 +343,6 @@ def translated_errors(path: str, default_hint: str | None = None) -> Iterator[No
         if hint is None:
             raise
         raise StorageUnavailable(f"{path}: {error}; {hint}") from error
-    except UnicodeDecodeError as error:
-        # SQLite's message has the name of a table that is damaged: it is not UTF-8.
-        hint = HINTS[sqlite3.SQLITE_CORRUPT]
-        raise StorageUnavailable(f"{path}: it is damaged; {hint}") from error
 
 
 def main_code(error: sqlite3.Error) -> int:

@@ -155,18 +155,6 @@ def test_a_folder_that_this_user_may_not_write_to_is_refused(tmp_path: Path) -> 
     database.parent.chmod(0o755)
 
 
-def test_a_damaged_schema_is_503_and_refused_at_startup(database: Path) -> None:
-    create_other_store(database)
-    client = create_client(database)
-    # SQLite's error quotes the name of the table, which is not UTF-8 now.
-    content = database.read_bytes()
-    assert content.count(b"tablepetspets") == 1
-    database.write_bytes(content.replace(b"tablepetspets", b"tablep\xfctspets"))
-    assert_unavailable(client.get("/v1/pets"), post_pet(client))
-    with pytest.raises(StartError, match=": it is damaged; the disk may be failing"):
-        create_client(database)
-
-
 def test_a_damaged_file_is_503_and_refused_at_startup(
     database: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
