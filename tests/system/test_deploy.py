@@ -184,24 +184,6 @@ def test_the_thirty_backups_that_were_written_last_are_kept(
     assert {*contents(backups)} == {*others, *old[3:], returned, new}
 
 
-def test_a_new_backup_stays_even_if_all_others_look_newer(
-    rex: Path, backups: Path, tmp_path: Path
-) -> None:
-    # As if the clock had been ahead: before each command of the script, bash gives the
-    # other backups a later ctime.
-    (tmp_path / "touch").write_text(f"trap 'touch {backups}/pets-2026-01-*' DEBUG")
-    old = [f"pets-2026-01-{day:02}T000000.db" for day in range(1, 31)]
-    for name in old:
-        (backups / name).touch()
-    ended = run(
-        "env", f"BASH_ENV={tmp_path}/touch", "bash", BACKUP, str(rex), str(backups)
-    )
-    assert ended.returncode == 0
-    [new] = {*contents(backups)} - {*old}
-    assert ended.stdout == f"Copied {rex} to {backups}/{new}: 1000 pets.\n"
-    assert len(contents(backups)) == 30
-
-
 def cut_short(data: bytes) -> bytes:
     """Return the first half of a file."""
     return data[: len(data) // 2]
