@@ -22,6 +22,7 @@ from tests.service import (
     serving,
     start_writers,
 )
+from tests.test_readme import blocks
 
 BACKUP, RESTORE, RESCUE = (
     str(ROOT / "deploy" / name) for name in ("backup", "restore", "rescue")
@@ -446,6 +447,26 @@ def test_a_service_that_was_not_stopped_is_503_until_it_is_restarted(
     assert set(names_in(database)) == {"Rex"}
     [old] = database.parent.glob("old-*/pets.db")
     assert set(names) <= set(names_in(old))
+
+
+@pytest.mark.parametrize("failing", ["certbot", "nginx", "curl", ""])
+@pytest.mark.parametrize("previous", [None, "# The previous file."])
+def test_a_proxy_that_cannot_be_set_up_leaves_nothing_behind(
+    tmp_path: Path, stubs: Path, failing: str, previous: str | None
+) -> None:
+    for program in ("certbot", "nginx", "curl"):
+        write_stub(stubs / program, "exit 1" if program == failing else "")
+    (tmp_path / "clone").symlink_to(ROOT)
+    conf = tmp_path / "petstore.conf"
+    if previous:
+        conf.write_text(previous)
+    [block] = blocks((ROOT / "docs" / "server.md").read_text("utf-8"), "Proxy", "sh")
+    block = block.replace("/etc/nginx/conf.d", str(tmp_path))
+    run("sh", "-c", block.replace("/srv/petstore", f"{tmp_path}/clone"))
+    if not failing:
+        previous = (ROOT / "deploy" / "nginx.conf").read_text()
+    left = {file.name: file.read_text() for file in tmp_path.glob("petstore.conf*")}
+    assert left == ({conf.name: previous} if previous else {})
 
 
 def test_systemd_accepts_the_units(tmp_path: Path) -> None:
