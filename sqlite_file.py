@@ -210,7 +210,7 @@ class SqliteFile:
         after this check, the present request still uses it.
         """
         for path, identity in self._identities.items():
-            if identity is None or identity_at(path) != identity:
+            if identity_at(path) != identity:
                 raise StorageUnavailable(
                     f"{path}: the file was moved, removed or replaced; put it back, "
                     "or see docs/server.md before you restart the service"

@@ -17,7 +17,6 @@ from tests.helpers import (
     assert_unavailable,
     create_client,
     create_other_store,
-    is_in_wal_mode,
     needs_linux,
     other_program,
     post_pet,
@@ -42,18 +41,6 @@ def test_reads_continue_and_writes_are_503_while_another_program_holds_the_lock(
     assert caplog.messages[-1].endswith("database is locked; another program uses it")
     pets.append(add_pet(client))
     assert all_pets(client) == pets
-
-
-@needs_linux
-def test_the_file_has_a_wal_even_if_another_program_has_changed_the_mode(
-    client: FlaskClient, database: Path
-) -> None:
-    with other_program(database, "PRAGMA journal_mode = DELETE"):
-        pets = [add_pet(client)]
-        assert all_pets(client) == pets
-    assert is_in_wal_mode(database)
-    wal_of(database).unlink()
-    assert_unavailable(post_pet(client), client.get("/v1/pets"))
 
 
 @contextmanager
