@@ -205,16 +205,6 @@ def lose_half_of_the_pages(data: bytes) -> bytes:
     return data[:position] + half + data[position + 1 :]
 
 
-def damage_the_index(data: bytes) -> bytes:
-    """Return a file whose index has another status for pet 500 than the table has.
-
-    An entry of the index is the status and then the id, in two bytes.
-    """
-    pet_500 = (500).to_bytes(2, "big")
-    assert data.count(b"sold" + pet_500) == 1
-    return data.replace(b"sold" + pet_500, b"lost" + pet_500)
-
-
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda data: b"",
     "text": lambda data: b"Rex\n" * 1000,
@@ -222,7 +212,6 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "another program": lambda data: data.replace(b"pets", b"cars"),
     "damaged page": damage_a_page,
     "lost pages": lose_half_of_the_pages,
-    "damaged index": damage_the_index,
 }
 
 
@@ -321,20 +310,6 @@ def test_a_file_that_gets_no_second_name_is_moved(
     assert contents(old) == previous
 
 
-def test_the_service_starts_again_if_a_restore_is_killed(
-    rex: Path, used: Path, stubs: Path
-) -> None:
-    systemctl = (
-        f"{STUBS['systemctl']}\ncase $1 in stop) kill -9 $(cat {used}.pid) ;; esac"
-    )
-    write_stub(stubs / "systemctl", systemctl)
-    kill_me = f'echo $$ > {used}.pid; exec "$@"'
-    ended = run("sh", "-c", kill_me, "sh", RESTORE, str(rex), str(used))
-    assert ended.returncode == -9
-    assert systemctl_log(stubs) == RESTARTED
-    assert set(names_in(used)) == {"Rex"}
-
-
 @pytest.mark.parametrize("step", ["mktemp", "rm", "mv"])
 def test_after_a_restore_that_is_cut_off_the_next_one_works(
     rex: Path, used: Path, stubs: Path, step: str
@@ -349,15 +324,6 @@ def test_after_a_restore_that_is_cut_off_the_next_one_works(
     assert run(RESTORE, str(rex), str(used)).returncode == 0
     assert set(names_in(used)) == {"Rex"}
     assert ["Tom"] in [names_in(file) for file in used.parent.glob("old-*/pets.db")]
-
-
-def test_a_backup_may_disappear_after_it_was_copied(
-    rex: Path, used: Path, stubs: Path
-) -> None:
-    remove = f"case $1 in stop) rm {rex} ;; esac"
-    write_stub(stubs / "systemctl", f"{STUBS['systemctl']}\n{remove}")
-    assert run(RESTORE, str(rex), str(used)).returncode == 0
-    assert set(names_in(used)) == {"Rex"}
 
 
 def test_a_removed_file_is_rescued_from_the_running_service(
