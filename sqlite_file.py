@@ -223,8 +223,6 @@ class SqliteFile:
         connection closes, SQLite itself copies and removes the WAL, but not if the file
         was moved. Then the WAL would stay at the old path. As SQLite finds a WAL by its
         name, a new `pets.db` there would get our pets.
-
-        If a thread still calls `read` or `write` later, it opens the file again.
         """
         with self._reader_lock, self._writer_lock:
             # Both: a process that has only read has no `_writer`.
@@ -233,9 +231,6 @@ class SqliteFile:
                     with suppress(sqlite3.Error):  # If it fails, the WAL stays.
                         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                     connection.close()
-            self._reader = self._writer = None
-            # The next connection adds those of its own WAL and `pets.db-shm`.
-            self._identities = {self._path: self._identities[self._path]}
 
 
 def identity_at(path: str) -> tuple[int, int] | None:

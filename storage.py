@@ -175,4 +175,3 @@ class InMemory:
         with self._lock:
             if self._connection is not None:
                 self._connection.close()
-                self._connection = None

@@ -11,7 +11,6 @@ import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from sqlite_file import SqliteFile
 from storage import SELECT_PAGE_OF_STATUS, Rows, StorageUnavailable, Values
 from tests.helpers import (
     NEW_PET,
@@ -188,7 +187,7 @@ def test_another_program_cannot_add_what_no_pet_has(
         program.execute(f"INSERT INTO pets VALUES (1, {pet})")
 
 
-# In memory, several stores, other databases, and the end of a store.
+# In memory, several stores, and other databases.
 
 
 @pytest.mark.parametrize("row", REQUESTS, ids=str)
@@ -229,14 +228,3 @@ def test_another_database_that_cannot_answer_is_503(database: Path) -> None:
     assert_unavailable(client.get("/v1/pets"), client.get("/v1/pets/1"))
     assert_unavailable(post_pet(client), client.get("/healthz"))
     assert not database.exists()
-
-
-def test_a_file_that_is_closed_is_opened_again(database: Path) -> None:
-    file = SqliteFile(str(database))
-    client = create_client("", file)
-    pets = []
-    for _ in range(2):
-        pets.append(add_pet(client))
-        assert all_pets(client) == pets
-        file.close()
-        assert list(database.parent.iterdir()) == [database]
