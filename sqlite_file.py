@@ -5,106 +5,43 @@ and does three things that need an explanation:
 
 - It reads while it writes. In WAL mode (sqlite.org/wal.html), SQLite appends a commit
   to a second file, the write-ahead log (WAL), for example `pets.db-wal`. A query reads
-  the WAL up to the point at which it ended when the query began, so one connection
-  reads while the other writes. When the WAL has grown, a commit also copies it into
-  `pets.db` (a checkpoint).
+  the WAL as far as it reached when the query began, so one connection reads while the
+  other writes. When the WAL has grown, a commit also copies it into `pets.db` (a
+  checkpoint).
 - It shares syncs between threads. The operating system first keeps in memory what a
   program writes to a file. A sync waits until it is on the disk. Without a sync, a loss
   of power may undo a commit. So each commit syncs the WAL, which may take some
-  milliseconds. Threads that write meanwhile share the next commit.
+  milliseconds. Threads that write meanwhile share the next commit (group_commit.py).
 - It refuses requests while its files are not in place. A program can still write to a
   file that somebody has moved or removed, but then nobody finds the pets.
 
 Other programs may open the file as well: a backup, the shell sqlite3, or a second
 process of the service that is just starting. SQLite lets only one of them write at a
-time. They share the index of the WAL, which says what in it counts, in a third file,
-`pets.db-shm`.
+time. They share what they know of the WAL in a third file, `pets.db-shm`.
 """
 
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from threading import Lock
 
 import storage
+from group_commit import GroupCommit, Result, Statement
 from storage import Rows, StorageUnavailable, Values
 
-Statement = tuple[str, Values]
-# The rows of a statement, or its exception.
-Result = Rows | Exception
-
 # Seconds that SQLite waits while another program has locked the file. A write may wait
-# twice, for the batch before its own and for its own. Together, that is less than the
+# twice: for the batch before its own, and for its own. Together, that is less than the
 # five seconds that `Database` promises.
 BUSY_TIMEOUT = 2.0
-
-
-class Batch:
-    """Statements of several threads that one of them commits."""
-
-    def __init__(self) -> None:
-        # Held by the thread that commits this batch. The others wait for it.
-        self.lock = Lock()
-        self.statements: list[Statement] = []
-        # The result of each statement. Empty until a thread commits the batch.
-        self.results: list[Result] = []
-
-
-class GroupCommit:
-    """Threads that write while another one commits share the next commit.
-
-    For example:
-
-        thread 1             thread 2                 thread 3
-        joins batch A
-        commits A            joins batch B            joins batch B
-                             waits for A              waits for B
-        returns its result   commits B
-                             returns its result       returns its result
-    """
-
-    def __init__(
-        self, commit: Callable[[list[Statement]], list[Result]], commit_lock: Lock
-    ) -> None:
-        """`commit` executes statements in one transaction, and returns their results.
-
-        An exception is one of these results: `commit` returns it, and raises none. A
-        thread holds `commit_lock` while it calls `commit`.
-        """
-        self._commit = commit
-        self._commit_lock = commit_lock
-        self._next_batch = Batch()  # The batch that threads join now.
-        self._next_batch_lock = Lock()  # Held to join it, or to replace it.
-
-    def run(self, statement: Statement) -> Result:
-        """Return the result of a statement, once its batch has been committed."""
-        with self._next_batch_lock:
-            batch = self._next_batch
-            index = len(batch.statements)
-            batch.statements.append(statement)
-        # The first thread that gets this lock commits the batch. The others wait here
-        # until it has ended, and find their results. (Each batch has a lock of its own,
-        # so they do not wait for the commit of a later batch.)
-        with batch.lock:
-            if not batch.results:
-                # Wait until the batch before is committed. Until then, more threads may
-                # join this one.
-                with self._commit_lock:
-                    # From here on, threads join another batch. (Until now, it was this
-                    # one: only a thread that commits a batch replaces it.)
-                    with self._next_batch_lock:
-                        self._next_batch = Batch()
-                    batch.results = self._commit(batch.statements)
-        return batch.results[index]
 
 
 class SqliteFile:
     """A Database in a file.
 
     One connection reads, and another one writes. A thread uses `_reader` only with
-    `_reader_lock`, and `_writer` only with `_writer_lock`. As only one transaction
-    writes at a time, pets appear in the order of their ids.
+    `_reader_lock`, and `_writer` only with the `commit_lock` of `_group_commit`. As
+    only one transaction writes at a time, pets appear in the order of their ids.
     """
 
     def __init__(self, path: str) -> None:
@@ -116,19 +53,19 @@ class SqliteFile:
         # The WAL is beside the file itself, not beside a symbolic link to it.
         self._path = os.path.realpath(path)
         with (
-            translated_errors(self._path, "it is not a pet store; choose another file"),
+            translated_errors(
+                self._path, default_hint="it is not a pet store; choose another file"
+            ),
             # Closed at once, because gunicorn may fork later (see `_connect`).
             closing(storage.connect(self._path, BUSY_TIMEOUT)) as connection,
         ):
             create_or_check(connection, self._path)
-            # The identities of the files that have to stay in place. The first request
-            # adds those of the WAL and of `pets.db-shm`.
+            # The files that have to stay in place. `_connect` adds the other two.
             self._identities = {self._path: identity_at(self._path)}
         self._reader_lock = Lock()
         self._reader: sqlite3.Connection | None = None
-        self._writer_lock = Lock()
         self._writer: sqlite3.Connection | None = None
-        self._group_commit = GroupCommit(self._transact, self._writer_lock)
+        self._group_commit = GroupCommit(self._transact)
 
     def read(self, sql: str, values: Values) -> Rows:
         """Return the rows of a query.
@@ -149,10 +86,8 @@ class SqliteFile:
         whole transaction fails (a file is not in place, or the disk is full), each
         thread of the batch gets the exception, and no query sees the changes.
 
-        If the sync fails, the changes are in the WAL, but not in its index. Queries use
-        the index, so they do not see them, and the next commit overwrites them. But if
-        this process ends first, the next start makes a new index of the whole WAL, with
-        these changes.
+        (After a sync that failed, the changes are still in the WAL. The next commit
+        overwrites them. But if this process ends first, the next start finds them.)
         """
         result = self._group_commit.run((sql, values))
         if isinstance(result, list):
@@ -161,10 +96,7 @@ class SqliteFile:
             raise result
 
     def _transact(self, statements: list[Statement]) -> list[Result]:
-        """Execute statements in one transaction. Return the result of each.
-
-        `GroupCommit` holds `_writer_lock` while it calls this.
-        """
+        """Execute statements in one transaction. Return the result of each."""
         try:
             self._require_files_in_place()
             if self._writer is None:
@@ -224,7 +156,7 @@ class SqliteFile:
         was moved. Then the WAL would stay at the old path. As SQLite finds a WAL by its
         name, a new `pets.db` there would get our pets.
         """
-        with self._reader_lock, self._writer_lock:
+        with self._reader_lock, self._group_commit.commit_lock:
             # Both: a process that has only read has no `_writer`.
             for connection in (self._reader, self._writer):
                 if connection is not None:
@@ -251,8 +183,8 @@ def try_to_execute(connection: sqlite3.Connection, sql: str, values: Values) -> 
     """Execute a statement in a transaction. Return its rows, or its exception.
 
     After most errors, SQLite has undone this statement only: return the exception.
-    After some, such as a full disk, it has undone the whole transaction: raise the
-    exception, because the next statements would each commit alone.
+    After some, such as a full disk, it has undone and ended the transaction: raise the
+    exception, because the next statements would be outside of it.
     """
     try:
         return connection.execute(sql, values).fetchall()
@@ -263,11 +195,7 @@ def try_to_execute(connection: sqlite3.Connection, sql: str, values: Values) -> 
 
 
 def open_wal(connection: sqlite3.Connection) -> None:
-    """Set WAL mode, which the file stores, and open the WAL.
-
-    While the WAL is open, other programs cannot change the mode, and do not remove the
-    WAL when they close the file.
-    """
+    """Set WAL mode, which the file stores, and open the WAL."""
     connection.execute("PRAGMA journal_mode = WAL")
     # The first query opens the WAL, and `pets.db-shm`. It fails if the file system
     # cannot share memory.
@@ -275,7 +203,7 @@ def open_wal(connection: sqlite3.Connection) -> None:
 
 
 # This adds no pet (WHERE false). It fails if the file is read-only, if a column has
-# another name, or if there are more (INSERT without names needs a value for each).
+# another name, or if there are more columns (INSERT needs a value for each).
 WRITE_PROBE = """
     INSERT INTO pets SELECT id, name, category_id, status FROM pets WHERE false
 """

@@ -1,0 +1,70 @@
+"""Threads that write while another one commits share the next commit.
+
+A commit waits for the disk, which may take some milliseconds. sqlite_file.py uses this
+module, which itself knows nothing of SQLite.
+"""
+
+from collections.abc import Callable
+from threading import Lock
+
+from storage import Rows, Values
+
+Statement = tuple[str, Values]
+# The rows of a statement, or its exception.
+Result = Rows | Exception
+
+
+class Batch:
+    """Statements of several threads that one of them commits."""
+
+    def __init__(self) -> None:
+        # Held by the thread that commits this batch. The others wait for it.
+        self.lock = Lock()
+        self.statements: list[Statement] = []
+        # The result of each statement. None until a thread has committed the batch.
+        self.results: list[Result] | None = None
+
+
+class GroupCommit:
+    """Shares commits between threads.
+
+    For example:
+
+        thread 1             thread 2                 thread 3
+        joins batch A
+        commits A            joins batch B            joins batch B
+                             waits for A              waits for B
+        returns its result   commits B
+                             returns its result       returns its result
+    """
+
+    def __init__(self, commit: Callable[[list[Statement]], list[Result]]) -> None:
+        """`commit` executes statements in one transaction, and returns their results.
+
+        An exception is one of these results: `commit` returns it, and raises none.
+        """
+        self._commit = commit
+        self.commit_lock = Lock()  # Held by the thread that calls `commit`.
+        self._next_batch = Batch()  # The batch that threads join now.
+        self._next_batch_lock = Lock()  # Held to join it, or to replace it.
+
+    def run(self, statement: Statement) -> Result:
+        """Return the result of a statement, once its batch has been committed."""
+        with self._next_batch_lock:
+            batch = self._next_batch
+            index = len(batch.statements)
+            batch.statements.append(statement)
+        # The first thread that gets this lock commits the batch. The others wait here
+        # until it has ended, and find their results. (Each batch has a lock of its own,
+        # so they do not wait for the commit of a later batch.)
+        with batch.lock:
+            if batch.results is None:
+                # Wait until the batch before is committed. Until then, more threads may
+                # join this one.
+                with self.commit_lock:
+                    # From here on, threads join another batch. So the statements of
+                    # this one are complete.
+                    with self._next_batch_lock:
+                        self._next_batch = Batch()
+                    batch.results = self._commit(batch.statements)
+        return batch.results[index]
