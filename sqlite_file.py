@@ -127,11 +127,8 @@ class SqliteFile:
         except Exception:
             connection.close()
             raise
-        opened = (f"{self._path}-wal", f"{self._path}-shm")
-        # A new dict, because a loop over the old one may be running.
-        self._identities = self._identities | {
-            path: identity_at(path) for path in opened
-        }
+        files = (self._path, f"{self._path}-wal", f"{self._path}-shm")
+        self._identities = {path: identity_at(path) for path in files}
         return connection
 
     def _require_files_in_place(self) -> None:
