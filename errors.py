@@ -25,7 +25,7 @@ class ServiceError(HTTPException):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        # Werkzeug calls the status `code`, so the code of the contract needs a name.
+        # Werkzeug calls the status `code`, so the contract's code is `error_code`.
         self.code = status
         self.error_code = error_code
         self.headers = headers or {}
@@ -41,7 +41,7 @@ def error_response(error: HTTPException) -> Response:
         error_code = error.error_code
         response.headers.update(error.headers)
     elif error.description == NotFound.description:
-        # No route matches. (abort(404, text) has a description of its own.)
+        # No operation matches. (abort(404, text) has a description of its own.)
         document = url_for("public.getOpenapi")
         message = f"Nothing is at this path. See {document} for the paths."
     elif response.status_code == 405:

@@ -13,8 +13,8 @@ from gunicorn.util import close_graceful
 # One process: if two of them write all the time, SQLite before 3.51.3, as in Debian 13,
 # may lose a commit in very rare cases (sqlite.org/wal.html, section 11).
 workers = 1
-# A request keeps its thread while it waits for a lock of another program, or for its
-# client. If 60 requests wait, four threads remain for the others.
+# A request keeps its thread while it waits for its client, or for a lock of another
+# program. So 63 requests may wait, and the others are still answered.
 threads = 64
 # Even an idle connection needs a file descriptor. Linux usually allows 1,024, and the
 # worker ends if it needs more. 1,000 connections, the default, leave too few for files.
@@ -34,24 +34,25 @@ access_log_format = '%(h)s %(t)s "%(r)s" %(s)s %(B)s %(L)s'
 # would print all arguments of gunicorn's call: all headers, and so the key.
 logging.raiseExceptions = False
 
-# By default, gunicorn creates a socket through which programs can control it. Nothing
-# here needs it.
+# By default, gunicorn creates a socket to control it. Nothing here needs it.
 control_socket_disable = True
-# By default, a header of a proxy on this machine may set SCRIPT_NAME, the prefix of our
-# links. A proxy may pass on what a client has sent. Here, only the operator sets it.
+# By default, a header sets SCRIPT_NAME, the prefix of our links, if a proxy on this
+# machine passes it on. Any client could send it. Here, only the operator sets it.
 forwarder_headers = ""
+
+# Not a setting: if the service has not read a body, gunicorn reads up to this many
+# bytes. If it is longer, gunicorn closes the connection.
+MAX_UNREAD_BODY = 64 * 1024
 
 
 def pre_request(worker: object, request: Any) -> None:
-    """Let the response say `Connection: close` if gunicorn may close the connection.
+    """Announce that gunicorn may close the connection, by `Connection: close`.
 
-    The service may refuse a request before it has read the body. Then gunicorn reads
-    the rest, if it is less than 64 KiB, or closes the connection. A client that was not
-    told may send its next request there, and loses it. Behind a proxy, this may be the
-    request of another client.
+    Otherwise, the client sends its next request on this connection, and loses it.
+    Behind a proxy, this may be the request of another client.
     """
     headers = dict(request.headers)
-    is_long = int(headers.get("CONTENT-LENGTH", 0)) >= 64 * 1024
+    is_long = int(headers.get("CONTENT-LENGTH", 0)) >= MAX_UNREAD_BODY
     # The length of a body in chunks is unknown.
     if is_long or "TRANSFER-ENCODING" in headers:
         request.force_close()
@@ -60,20 +61,20 @@ def pre_request(worker: object, request: Any) -> None:
 def post_request(
     worker: object, request: object, environ: object, response: Any
 ) -> None:
-    """Wait until the client has closed a connection that ends with this response.
+    """Wait for the client, if the connection is closed after this response.
 
-    If the server closed it at once, a client that is still sending might not receive
-    the response. So gunicorn waits for up to two seconds. It waits in the thread that
-    accepts connections, so all other clients would wait, too. Before that, it calls
-    this hook in the thread of the request: the wait happens here.
+    If it were closed at once, a client that is still sending might not receive the
+    response. So gunicorn itself waits, for up to two seconds, but in the thread that
+    accepts connections: all other clients wait, too. This hook does the same before,
+    in the thread of this request.
     """
     # There is no response if gunicorn itself refuses the request.
     if response and response.should_close():
         connection = response.sock
         with suppress(OSError):  # The client may have closed the connection.
-            # close_graceful tells the client that nothing more comes, waits for it, and
-            # closes what it gets: a second descriptor. gunicorn still needs the first.
+            # gunicorn's function waits, and closes the socket that it gets. gunicorn
+            # needs this socket until the end, so the function gets a duplicate.
             duplicate = fromfd(connection.fileno(), connection.family, connection.type)
             close_graceful(duplicate)
-            # From here on, reading ends at once, so gunicorn does not wait again.
+            # Now gunicorn finds nothing to wait for.
             connection.shutdown(SHUT_RD)

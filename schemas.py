@@ -25,16 +25,16 @@ has_no_lone_surrogate = validate.Regexp(
 )
 
 
-def error_messages(wrong: str) -> dict[str, Any]:
-    """Return the messages of a field. They say what to send."""
-    return {"required": "Required.", "null": wrong, "invalid": wrong}
+def error_messages(message: str) -> dict[str, Any]:
+    """Return the messages of a field. `message` says what to send."""
+    return {"required": "Required.", "null": message, "invalid": message}
 
 
 def pet_status(**options: Any) -> fields.String:
     """Return a field for the contract's PetStatus."""
-    wrong = f"Must be one of: {', '.join(STATUSES)}."
-    rule = validate.OneOf(STATUSES, error=wrong)
-    messages = error_messages(wrong)
+    message = f"Must be one of: {', '.join(STATUSES)}."
+    rule = validate.OneOf(STATUSES, error=message)
+    messages = error_messages(message)
     return fields.String(validate=rule, error_messages=messages, **options)
 
 
@@ -42,9 +42,9 @@ def integer(
     minimum: int, maximum: int, what: str = "an integer", **options: Any
 ) -> fields.Integer:
     """Return a field for an integer in a range. Its message says `what` to send."""
-    wrong = f"Must be {what} from {minimum} to {maximum}."
-    rule = validate.Range(minimum, maximum, error=wrong)
-    messages = error_messages(wrong)
+    message = f"Must be {what} from {minimum} to {maximum}."
+    rule = validate.Range(minimum, maximum, error=message)
+    messages = error_messages(message)
     return fields.Integer(validate=rule, error_messages=messages, **options)
 
 
@@ -112,7 +112,7 @@ def parse_body(schema: Schema) -> dict[str, Any]:
         raise malformed("is not UTF-8") from error
     except json.JSONDecodeError as error:
         raise malformed(f"is not JSON: {error}") from error
-    except ValueError as error:  # int() refuses more digits.
+    except ValueError as error:  # From int().
         raise malformed("contains a number of more than 4,300 digits") from error
     except RecursionError as error:
         raise malformed("is nested too deeply") from error
@@ -123,8 +123,8 @@ def parse_body(schema: Schema) -> dict[str, Any]:
 
 def read_body() -> bytes:
     """Return the body of the request, or raise ServiceError."""
-    # Of a longer body in chunks, Flask returns the first bytes, without an error. So
-    # allow one byte more.
+    # Flask refuses a longer body by its Content-Length. A body in chunks has none, and
+    # is cut off here, without an error. One byte more shows that it was longer.
     request.max_content_length = MAX_BODY + 1
     try:
         body = request.get_data()
@@ -153,8 +153,8 @@ def refuse_constant(name: str) -> None:
 def parse_float(text: str) -> int | float:
     """Return an int for 1.0, which JSON Schema calls an integer, otherwise a float.
 
-    json.loads calls this for each number with a point or an exponent. `integer` refuses
-    every float, even 1e2.
+    json.loads calls this for each number with a point or an exponent. A field that is
+    `strict` refuses every float, even 1e2.
     """
     whole, _, fraction = text.partition(".")
     # Not int(float(text)), which would round 9007199254740993.0.

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from threading import Lock
 from typing import Any, Protocol
 
-# The user_version of a store, a number that SQLite leaves to the application.
+# Each file of SQLite has a number for its application, the user_version. In the file of
+# a store, it is this one.
 SCHEMA_VERSION = 1
 # AUTOINCREMENT: the id of a deleted pet is never used again. STRICT: SQLite refuses a
 # value that it cannot convert to the type of the column. IF NOT EXISTS: two machines of
@@ -28,8 +29,7 @@ CREATE_TABLE = """
 # SQLite adds the id to every index, so the pets of a status are in order of their ids.
 CREATE_INDEX = "CREATE INDEX IF NOT EXISTS pets_by_status ON pets (status)"
 
-# SQLite renders the JSON. A list of 20 pets takes about 120 microseconds; with
-# json.dumps, it would take 140.
+# SQLite renders the JSON: it is faster than json.dumps.
 PET_JSON = (
     "json_object('id', id, 'name', name, 'categoryId', category_id, 'status', status)"
 )
@@ -134,7 +134,7 @@ def require_sqlite() -> None:
 
 
 def connect(path: str, busy_timeout: float = 0) -> sqlite3.Connection:
-    """Return a connection to SQLite. Its callers let one thread use it at a time.
+    """Return a connection to SQLite, for one thread at a time.
 
     A statement waits up to `busy_timeout` seconds while another program has locked the
     file.
