@@ -252,12 +252,12 @@ def test_a_category_id_that_is_no_number_is_not_sent(page: Page) -> None:
     assert sent_methods(page) == []
 
 
-def test_an_answer_of_a_proxy_is_an_error(page: Page) -> None:
-    html = "<h1>Bad Gateway</h1>"
-    page.route("**/v1/pets*", lambda route: route.fulfill(status=502, body=html))
+@pytest.mark.parametrize("body", ["<h1>Bad Gateway</h1>", '{"message":"timed out"}'])
+def test_an_answer_of_a_proxy_is_an_error(page: Page, body: str) -> None:
+    page.route("**/v1/pets*", lambda route: route.fulfill(status=502, body=body))
     text = "502 Bad Gateway: this is not an answer of the service."
     expect_outcomes(page, text, WARNING)
-    expect(page.get_by_role("group", name="Body")).to_have_text(html)
+    expect(page.get_by_role("group", name="Body")).to_have_text(body)
 
 
 def test_no_answer_is_an_error(page: Page) -> None:
