@@ -127,6 +127,7 @@ class SqliteFile:
         except Exception:
             connection.close()
             raise
+        # Now, the WAL and `pets.db-shm` are there, too.
         files = (self._path, f"{self._path}-wal", f"{self._path}-shm")
         self._identities = {path: identity_at(path) for path in files}
         return connection
