@@ -1,7 +1,7 @@
 """Threads that write while another one commits share the next commit.
 
 A commit waits for the disk, which may take some milliseconds. sqlite_file.py uses this
-module, which itself knows nothing of SQLite.
+module.
 """
 
 from collections.abc import Callable
@@ -44,7 +44,8 @@ class GroupCommit:
         An exception is one of these results: `commit` returns it, and raises none.
         """
         self._commit = commit
-        self.commit_lock = Lock()  # Held by the thread that calls `commit`.
+        # Held by the thread that calls `commit`, and by `SqliteFile.close`.
+        self.commit_lock = Lock()
         self._next_batch = Batch()  # The batch that threads join now.
         self._next_batch_lock = Lock()  # Held to join it, or to replace it.
 

@@ -14,7 +14,7 @@ from gunicorn.util import close_graceful
 # may lose a commit in very rare cases (sqlite.org/wal.html, section 11).
 workers = 1
 # A request keeps its thread while it waits for its client, or for a lock of another
-# program. So 63 requests may wait, and the others are still answered.
+# program. The others need one free thread.
 threads = 64
 # Even an idle connection needs a file descriptor. Linux usually allows 1,024, and the
 # worker ends if it needs more. 1,000 connections, the default, leave too few for files.
@@ -40,15 +40,15 @@ control_socket_disable = True
 # machine passes it on. Any client could send it. Here, only the operator sets it.
 forwarder_headers = ""
 
-# Not a setting: if the service has not read a body, gunicorn reads up to this many
-# bytes. If it is longer, gunicorn closes the connection.
+# Not a setting, but gunicorn's own limit. If the service refuses a request and does not
+# read its body, gunicorn reads this much of it. After more, it closes the connection.
 MAX_UNREAD_BODY = 64 * 1024
 
 
 def pre_request(worker: object, request: Any) -> None:
-    """Announce that gunicorn may close the connection, by `Connection: close`.
+    """Let the response say `Connection: close` if gunicorn may close the connection.
 
-    Otherwise, the client sends its next request on this connection, and loses it.
+    A client that was not told sends its next request on this connection, and loses it.
     Behind a proxy, this may be the request of another client.
     """
     headers = dict(request.headers)

@@ -6,7 +6,7 @@ Read there: deserializing, validation, required fields, unknown fields.
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import parse_qsl
 
 from flask import request
@@ -19,7 +19,7 @@ MAX_INT64 = 2**63 - 1
 MAX_BODY = 64 * 1024  # In bytes.
 STATUSES = ("available", "pending", "sold")
 # A lone surrogate is one half of a character in UTF-16: "\ud83d" without "\udc08".
-# json.loads accepts it, but UTF-8 cannot encode it. (\Z is the end of the text.)
+# json.loads accepts it, but SQLite stores UTF-8, which has none. (\Z matches the end.)
 has_no_lone_surrogate = validate.Regexp(
     r"[^\ud800-\udfff]*\Z", error="Must not contain lone surrogates."
 )
@@ -30,7 +30,7 @@ def error_messages(message: str) -> dict[str, Any]:
     return {"required": "Required.", "null": message, "invalid": message}
 
 
-def pet_status(**options: Any) -> fields.String:
+def status_field(**options: Any) -> fields.String:
     """Return a field for the contract's PetStatus."""
     message = f"Must be one of: {', '.join(STATUSES)}."
     rule = validate.OneOf(STATUSES, error=message)
@@ -38,11 +38,11 @@ def pet_status(**options: Any) -> fields.String:
     return fields.String(validate=rule, error_messages=messages, **options)
 
 
-def integer(
-    minimum: int, maximum: int, what: str = "an integer", **options: Any
+def integer_field(
+    minimum: int, maximum: int, hint: str = "", **options: Any
 ) -> fields.Integer:
-    """Return a field for an integer in a range. Its message says `what` to send."""
-    message = f"Must be {what} from {minimum} to {maximum}."
+    """Return a field for an integer in a range. Its message ends with the hint."""
+    message = f"Must be an integer from {minimum} to {maximum}{hint}."
     rule = validate.Range(minimum, maximum, error=message)
     messages = error_messages(message)
     return fields.Integer(validate=rule, error_messages=messages, **options)
@@ -51,9 +51,9 @@ def integer(
 class ListQuery(Schema):
     """The query parameters of listPets."""
 
-    limit = integer(1, 100, load_default=20)
-    status = pet_status(load_default=None)
-    after = integer(0, MAX_INT64, load_default=0)
+    limit = integer_field(1, 100, load_default=20)
+    status = status_field(load_default=None)
+    after = integer_field(0, MAX_INT64, load_default=0)
 
 
 class NewPet(Schema):
@@ -64,15 +64,15 @@ class NewPet(Schema):
         validate=has_no_lone_surrogate,
         error_messages=error_messages("Must be a string."),
     )
-    category_id = integer(
+    category_id = integer_field(
         -MAX_INT64 - 1,
         MAX_INT64,
-        "an integer, without quotes,",
+        hint=", without quotes",
         data_key="categoryId",
         required=True,
         strict=True,  # Otherwise, "1" and 1.5 would become 1.
     )
-    status = pet_status(load_default="available")
+    status = status_field(load_default="available")
 
 
 # EXCLUDE: ignore unknown query parameters and members.
@@ -112,7 +112,7 @@ def parse_body(schema: Schema) -> dict[str, Any]:
         raise malformed("is not UTF-8") from error
     except json.JSONDecodeError as error:
         raise malformed(f"is not JSON: {error}") from error
-    except ValueError as error:  # From int().
+    except ValueError as error:  # json.loads calls int().
         raise malformed("contains a number of more than 4,300 digits") from error
     except RecursionError as error:
         raise malformed("is nested too deeply") from error
@@ -123,18 +123,19 @@ def parse_body(schema: Schema) -> dict[str, Any]:
 
 def read_body() -> bytes:
     """Return the body of the request, or raise ServiceError."""
-    # Flask refuses a longer body by its Content-Length. A body in chunks has none, and
-    # is cut off here, without an error. One byte more shows that it was longer.
+    message = f"Send a body of at most {MAX_BODY:,} bytes."
+    too_large = ServiceError("body_too_large", message, 413)
+    # Flask refuses a longer body by its Content-Length. A body in chunks has none, so
+    # Flask reads as much as this, and ignores the rest. Let it read one byte too many.
     request.max_content_length = MAX_BODY + 1
     try:
         body = request.get_data()
-        if len(body) > MAX_BODY:
-            raise RequestEntityTooLarge
     except RequestEntityTooLarge as error:
-        message = f"Send a body of at most {MAX_BODY:,} bytes."
-        raise ServiceError("body_too_large", message, 413) from error
+        raise too_large from error
     except Exception as error:  # Each server has exceptions of its own.
         raise malformed("could not be read") from error
+    if len(body) > MAX_BODY:
+        raise too_large
     return body
 
 
@@ -145,7 +146,7 @@ def malformed(reason: str) -> ServiceError:
     )
 
 
-def refuse_constant(name: str) -> None:
+def refuse_constant(name: str) -> NoReturn:
     """Refuse NaN, Infinity and -Infinity. json.loads calls this."""
     raise malformed(f"contains {name}, which is not JSON")
 

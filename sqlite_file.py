@@ -86,8 +86,9 @@ class SqliteFile:
         whole transaction fails (a file is not in place, or the disk is full), each
         thread of the batch gets the exception, and no query sees the changes.
 
-        (After a sync that failed, the changes are still in the WAL. The next commit
-        overwrites them. But if this process ends first, the next start finds them.)
+        There is one exception to the promises of `Database`: if the sync fails, the
+        changes are still in the WAL. The next commit overwrites them. But if the
+        process ends before, the next start finds them.
         """
         result = self._group_commit.run((sql, values))
         if isinstance(result, list):
@@ -127,7 +128,7 @@ class SqliteFile:
         except Exception:
             connection.close()
             raise
-        # Now, the WAL and `pets.db-shm` are there, too.
+        # Now, the WAL and `pets.db-shm` are there, too. Both connections note the same.
         files = (self._path, f"{self._path}-wal", f"{self._path}-shm")
         self._identities = {path: identity_at(path) for path in files}
         return connection
@@ -193,7 +194,7 @@ def try_to_execute(connection: sqlite3.Connection, sql: str, values: Values) -> 
 
 
 def open_wal(connection: sqlite3.Connection) -> None:
-    """Set WAL mode, which the file stores, and open the WAL."""
+    """Set WAL mode, unless the file has it already, and open the WAL."""
     connection.execute("PRAGMA journal_mode = WAL")
     # The first query opens the WAL, and `pets.db-shm`. It fails if the file system
     # cannot share memory.

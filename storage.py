@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from threading import Lock
 from typing import Any, Protocol
 
-# Each file of SQLite has a number for its application, the user_version. In the file of
-# a store, it is this one.
+# A file has it as its user_version, a number that SQLite leaves to the application.
 SCHEMA_VERSION = 1
 # AUTOINCREMENT: the id of a deleted pet is never used again. STRICT: SQLite refuses a
 # value that it cannot convert to the type of the column. IF NOT EXISTS: two machines of

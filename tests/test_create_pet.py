@@ -70,8 +70,8 @@ def test_a_category_id_is_a_64_bit_integer(
 
 
 NOT_INT64 = (
-    "categoryId: Must be an integer, without quotes, from -9223372036854775808 to "
-    "9223372036854775807."
+    "categoryId: Must be an integer from -9223372036854775808 to 9223372036854775807, "
+    "without quotes."
 )
 NOT_A_STATUS = "status: Must be one of: available, pending, sold."
 LONE_SURROGATE = "name: Must not contain lone surrogates."
