@@ -41,12 +41,12 @@ class GroupCommit:
     def __init__(self, commit: Callable[[list[Statement]], list[Result]]) -> None:
         """`commit` executes statements in one transaction, and returns their results.
 
-        An exception is one of these results: `commit` returns it, and raises none.
+        If a statement fails, its result is the exception. `commit` itself raises none.
         """
         self._commit = commit
         # Held by the thread that calls `commit`, and by `SqliteFile.close`.
         self.commit_lock = Lock()
-        self._next_batch = Batch()  # The batch that threads join now.
+        self._next_batch = Batch()  # Threads join it until its commit begins.
         self._next_batch_lock = Lock()  # Held to join it, or to replace it.
 
     def run(self, statement: Statement) -> Result:

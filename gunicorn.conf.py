@@ -14,7 +14,7 @@ from gunicorn.util import close_graceful
 # may lose a commit in very rare cases (sqlite.org/wal.html, section 11).
 workers = 1
 # A request keeps its thread while it waits for its client, or for a lock of another
-# program. The others need one free thread.
+# program. While one thread is free, other requests go on.
 threads = 64
 # Even an idle connection needs a file descriptor. Linux usually allows 1,024, and the
 # worker ends if it needs more. 1,000 connections, the default, leave too few for files.
@@ -36,8 +36,8 @@ logging.raiseExceptions = False
 
 # By default, gunicorn creates a socket to control it. Nothing here needs it.
 control_socket_disable = True
-# By default, a header sets SCRIPT_NAME, the prefix of our links, if a proxy on this
-# machine passes it on. Any client could send it. Here, only the operator sets it.
+# By default, the header SCRIPT_NAME of a proxy on this machine sets the prefix of our
+# links. A proxy may pass on what a client has sent. Here, only the operator sets it.
 forwarder_headers = ""
 
 # Not a setting, but gunicorn's own limit. If the service refuses a request and does not
@@ -61,7 +61,7 @@ def pre_request(worker: object, request: Any) -> None:
 def post_request(
     worker: object, request: object, environ: object, response: Any
 ) -> None:
-    """Wait for the client, if the connection is closed after this response.
+    """Wait until the client closes a connection that ends with this response.
 
     If it were closed at once, a client that is still sending might not receive the
     response. So gunicorn itself waits, for up to two seconds, but in the thread that
@@ -76,5 +76,5 @@ def post_request(
             # needs this socket until the end, so the function gets a duplicate.
             duplicate = fromfd(connection.fileno(), connection.family, connection.type)
             close_graceful(duplicate)
-            # Now gunicorn finds nothing to wait for.
+            # From here on, reading ends at once, so gunicorn does not wait again.
             connection.shutdown(SHUT_RD)

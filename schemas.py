@@ -126,7 +126,7 @@ def read_body() -> bytes:
     message = f"Send a body of at most {MAX_BODY:,} bytes."
     too_large = ServiceError("body_too_large", message, 413)
     # Flask refuses a longer body by its Content-Length. A body in chunks has none, so
-    # Flask reads as much as this, and ignores the rest. Let it read one byte too many.
+    # Flask reads up to this limit, and ignores the rest. Let it read one byte too many.
     request.max_content_length = MAX_BODY + 1
     try:
         body = request.get_data()

@@ -86,9 +86,9 @@ class SqliteFile:
         whole transaction fails (a file is not in place, or the disk is full), each
         thread of the batch gets the exception, and no query sees the changes.
 
-        There is one exception to the promises of `Database`: if the sync fails, the
-        changes are still in the WAL. The next commit overwrites them. But if the
-        process ends before, the next start finds them.
+        If the sync fails, one promise of `Database` does not hold: the changes stay in
+        the WAL. The next commit overwrites them. But if the process ends before, the
+        next start finds them.
         """
         result = self._group_commit.run((sql, values))
         if isinstance(result, list):
@@ -104,7 +104,7 @@ class SqliteFile:
                 self._writer = self._connect()
             with self._writer:  # Commits, or rolls back after an exception.
                 # IMMEDIATE: wait for SQLite's lock for writing now, and once. After
-                # BEGIN alone, each statement would wait for it.
+                # BEGIN alone, each statement would wait for it anew.
                 self._writer.execute("BEGIN IMMEDIATE")
                 results = [
                     try_to_execute(self._writer, sql, values)
@@ -128,7 +128,8 @@ class SqliteFile:
         except Exception:
             connection.close()
             raise
-        # Now, the WAL and `pets.db-shm` are there, too. Both connections note the same.
+        # Now, the WAL and `pets.db-shm` are there, too. (The other connection finds the
+        # same, so it does not matter which one is the last to set this.)
         files = (self._path, f"{self._path}-wal", f"{self._path}-shm")
         self._identities = {path: identity_at(path) for path in files}
         return connection
@@ -152,8 +153,8 @@ class SqliteFile:
 
         Python calls this when the program ends (`open_store` in app.py). When the last
         connection closes, SQLite itself copies and removes the WAL, but not if the file
-        was moved. Then the WAL would stay at the old path. As SQLite finds a WAL by its
-        name, a new `pets.db` there would get our pets.
+        was moved. Then a full WAL would stay at the old path, and a new `pets.db` there
+        would take it for its own.
         """
         with self._reader_lock, self._group_commit.commit_lock:
             # Both: a process that has only read has no `_writer`.
@@ -194,7 +195,7 @@ def try_to_execute(connection: sqlite3.Connection, sql: str, values: Values) -> 
 
 
 def open_wal(connection: sqlite3.Connection) -> None:
-    """Set WAL mode, unless the file has it already, and open the WAL."""
+    """Set WAL mode, and open the WAL."""
     connection.execute("PRAGMA journal_mode = WAL")
     # The first query opens the WAL, and `pets.db-shm`. It fails if the file system
     # cannot share memory.
