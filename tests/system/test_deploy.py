@@ -263,7 +263,7 @@ def test_a_restore_keeps_all_previous_files_and_can_be_undone(
     ended = run(RESTORE, str(rex), str(used))
     [old] = used.parent.glob("old-*")
     said = [f"{rex} has 1000 pets.", f"{used} was replaced."]
-    said.append(f"The previous files are in {old}.")
+    said.append(f"The previous files are in {old}")
     lines = ended.stdout.splitlines()
     assert lines[:3] == said
     assert ("NOT EXISTS" in ended.stdout) == (damage in {"", "text"})
