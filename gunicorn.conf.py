@@ -63,10 +63,9 @@ def post_request(
 ) -> None:
     """Wait until the client closes a connection that ends with this response.
 
-    If it were closed at once, a client that is still sending might not receive the
-    response. So gunicorn itself waits, for up to two seconds, but in the thread that
-    accepts connections: all other clients wait, too. This hook does the same before,
-    in the thread of this request.
+    Otherwise, a client that is still sending might not receive the response. gunicorn
+    itself waits later, for up to two seconds, in the thread that accepts connections:
+    all other clients would wait, too. This hook runs in the thread of the request.
     """
     # There is no response if gunicorn itself refuses the request.
     if response and response.should_close():

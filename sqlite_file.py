@@ -104,7 +104,7 @@ class SqliteFile:
                 self._writer = self._connect()
             with self._writer:  # Commits, or rolls back after an exception.
                 # IMMEDIATE: wait for SQLite's lock for writing now, and once. After
-                # BEGIN alone, each statement would wait for it anew.
+                # BEGIN alone, each statement would wait for it again.
                 self._writer.execute("BEGIN IMMEDIATE")
                 results = [
                     try_to_execute(self._writer, sql, values)
