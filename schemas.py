@@ -112,7 +112,7 @@ def parse_body(schema: Schema) -> dict[str, Any]:
         raise malformed("is not UTF-8") from error
     except json.JSONDecodeError as error:
         raise malformed(f"is not JSON: {error}") from error
-    except ValueError as error:  # json.loads calls int().
+    except ValueError as error:  # Python's int() refuses it.
         raise malformed("contains a number of more than 4,300 digits") from error
     except RecursionError as error:
         raise malformed("is nested too deeply") from error

@@ -128,8 +128,8 @@ class SqliteFile:
         except Exception:
             connection.close()
             raise
-        # Now, the WAL and `pets.db-shm` are there, too. (The other connection finds the
-        # same, so it does not matter which one is the last to set this.)
+        # Now, the WAL and `pets.db-shm` are there, too. (A new dict: other threads may
+        # loop over the old one. The other connection makes the same.)
         files = (self._path, f"{self._path}-wal", f"{self._path}-shm")
         self._identities = {path: identity_at(path) for path in files}
         return connection
@@ -153,11 +153,11 @@ class SqliteFile:
 
         Python calls this when the program ends (`open_store` in app.py). When the last
         connection closes, SQLite itself copies and removes the WAL, but not if the file
-        was moved. Then a full WAL would stay at the old path, and a new `pets.db` there
-        would take it for its own.
+        was moved. Then the WAL would stay at the old path, with our pets, and a new
+        `pets.db` there would take it for its own.
         """
         with self._reader_lock, self._group_commit.commit_lock:
-            # Both: a process that has only read has no `_writer`.
+            # Try both: a process that has only read has no `_writer`.
             for connection in (self._reader, self._writer):
                 if connection is not None:
                     with suppress(sqlite3.Error):  # If it fails, the WAL stays.

@@ -72,7 +72,7 @@ class Database(Protocol):
     - Any number of threads may call the methods at once.
     - Texts are any strings that UTF-8 can encode, U+0000 included. Integers have up to
       64 bits. Both are returned exactly as they were given.
-    - Pets appear in the order of their ids. (In many databases, an id is assigned
+    - Pets become visible in the order of their ids. (In many databases, an id is given
       before the commit, so pet 8 may appear before pet 7. Then a client that asks for
       the pets after 8 never sees pet 7.)
     - If `write` returns, the changes are stored for good. If it raises an exception,
