@@ -123,20 +123,24 @@ def parse_body(schema: Schema) -> dict[str, Any]:
 
 def read_body() -> bytes:
     """Return the body of the request, or raise ServiceError."""
-    message = f"Send a body of at most {MAX_BODY:,} bytes."
-    too_large = ServiceError("body_too_large", message, 413)
     # Flask refuses a longer body by its Content-Length. A body in chunks has none, so
     # Flask reads up to this limit, and ignores the rest. Let it read one byte too many.
     request.max_content_length = MAX_BODY + 1
     try:
         body = request.get_data()
     except RequestEntityTooLarge as error:
-        raise too_large from error
+        raise too_large() from error
     except Exception as error:  # Each server has exceptions of its own.
         raise malformed("could not be read") from error
     if len(body) > MAX_BODY:
-        raise too_large
+        raise too_large()
     return body
+
+
+def too_large() -> ServiceError:
+    """Return the error for a body of more than MAX_BODY bytes."""
+    message = f"Send a body of at most {MAX_BODY:,} bytes."
+    return ServiceError("body_too_large", message, 413)
 
 
 def malformed(reason: str) -> ServiceError:
