@@ -561,6 +561,7 @@ def test_a_link_leads_to_the_form_below_a_long_list(
     page.evaluate("scrollTo(0, 0)")
     expect(page.get_by_label("Name")).not_to_be_in_viewport()
     page.get_by_role("link", name="Add a pet").click()
+    expect(page.get_by_label("Name")).to_be_in_viewport()
     expect(page.get_by_role("heading", name="Add a pet")).to_be_in_viewport(ratio=1)
 
 
