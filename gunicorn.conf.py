@@ -67,7 +67,7 @@ def post_request(
     itself waits later, for up to two seconds, in the thread that accepts connections:
     all other clients would wait, too. This hook runs in the thread of the request.
     """
-    # There is no response if gunicorn itself refuses the request.
+    # `response` is None if gunicorn itself refuses the request.
     if response and response.should_close():
         connection = response.sock
         with suppress(OSError):  # The client may have closed the connection.
