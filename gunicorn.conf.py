@@ -1,14 +1,14 @@
 """How gunicorn serves the application: https://gunicorn.org/reference/settings/
 
-By default, it listens on 127.0.0.1:8000, or on all addresses if PORT is set.
+gunicorn reads its settings here by their names. A function can be one, too: gunicorn
+calls `pre_request` before each request. By default, gunicorn listens on 127.0.0.1:8000,
+or on all addresses if PORT is set.
 """
 
 import logging
-from contextlib import suppress
-from socket import SHUT_RD, fromfd
 from typing import Any
 
-from gunicorn.util import close_graceful
+from gunicorn.workers.gthread import ThreadWorker
 
 # One process: if two of them write all the time, SQLite before 3.51.3, as in Debian 13,
 # may lose a commit in very rare cases (sqlite.org/wal.html, section 11).
@@ -40,16 +40,18 @@ control_socket_disable = True
 # links. A proxy may pass on what a client has sent. Here, only the operator sets it.
 forwarder_headers = ""
 
-# Not a setting, but gunicorn's own limit. If the service refuses a request and does not
-# read its body, gunicorn reads this much of it. After more, it closes the connection.
+# Not a setting. If the service refuses a request without reading its body, gunicorn
+# reads it: the next request of this connection comes after it. But if the body has so
+# many bytes or more, gunicorn closes the connection instead. (It is a coincidence that
+# MAX_BODY in schemas.py is the same number.)
 MAX_UNREAD_BODY = 64 * 1024
 
 
 def pre_request(worker: object, request: Any) -> None:
     """Let the response say `Connection: close` if gunicorn may close the connection.
 
-    A client that was not told sends its next request on this connection, and loses it.
-    Behind a proxy, this may be the request of another client.
+    A client that was not told may send its next request on this connection, and gets
+    no response. Behind a proxy, this may be the request of another client.
     """
     headers = dict(request.headers)
     is_long = int(headers.get("CONTENT-LENGTH", 0)) >= MAX_UNREAD_BODY
@@ -58,22 +60,24 @@ def pre_request(worker: object, request: Any) -> None:
         request.force_close()
 
 
-def post_request(
-    worker: object, request: object, environ: object, response: Any
-) -> None:
-    """Wait until the client closes a connection that ends with this response.
+class Worker(ThreadWorker):  # type: ignore[misc]
+    """gunicorn's worker with threads, but each thread waits for its own client.
 
-    Otherwise, a client that is still sending might not receive the response. gunicorn
-    itself waits later, for up to two seconds, in the thread that accepts connections:
-    all other clients would wait, too. This hook runs in the thread of the request.
+    Before gunicorn closes a connection, it waits until the client has closed it, up to
+    two seconds: a client that is still sending might lose the response otherwise. But
+    it waits in the only thread that accepts connections, so all other clients wait,
+    too. This worker waits in the thread of the request.
     """
-    # `response` is None if gunicorn itself refuses the request.
-    if response and response.should_close():
-        connection = response.sock
-        with suppress(OSError):  # The client may have closed the connection.
-            # gunicorn's function waits, and closes the socket that it gets. gunicorn
-            # needs this socket until the end, so the function gets a duplicate.
-            duplicate = fromfd(connection.fileno(), connection.family, connection.type)
-            close_graceful(duplicate)
-            # From here on, reading ends at once, so gunicorn does not wait again.
-            connection.shutdown(SHUT_RD)
+
+    def handle(self, conn: Any) -> Any:
+        """Serve a request. Return False if the connection has to be closed."""
+        result = super().handle(conn)
+        if result is False:
+            conn.close(graceful=True)
+            # Now gunicorn calls `close` in the other thread. Nothing is left to close.
+            conn.close = lambda graceful: None
+        return result
+
+
+# The option --worker-class of gunicorn would replace it.
+worker_class = Worker
