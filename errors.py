@@ -6,9 +6,9 @@ Werkzeug's HTTP errors: https://werkzeug.palletsprojects.com/en/stable/exception
 import json
 from collections.abc import Mapping
 
-from flask import current_app, url_for
+from flask import current_app, request, url_for
 from werkzeug import Response
-from werkzeug.exceptions import HTTPException, NotFound
+from werkzeug.exceptions import HTTPException
 
 
 class ServiceError(HTTPException):
@@ -40,8 +40,8 @@ def error_response(error: HTTPException) -> Response:
     if isinstance(error, ServiceError):
         error_code = error.error_code
         response.headers.update(error.headers)
-    elif error.description == NotFound.description:
-        # No operation matches. (abort(404, text) has a description of its own.)
+    elif error is request.routing_exception and response.status_code == 404:
+        # No operation matches the path.
         document = url_for("public.getOpenapi")
         message = f"Nothing is at this path. See {document} for the paths."
     elif response.status_code == 405:
