@@ -26,7 +26,9 @@ needs_linux = pytest.mark.skipif(
 
 def create_client(path: Path | str, database: Database | None = None) -> FlaskClient:
     """Return a client of a new application. It sends the key."""
-    client = create_app({"API_KEYS": KEY, "DATABASE": path}, database).test_client()
+    client = create_app(
+        {"API_KEYS": KEY, "DATABASE": path}, database=database
+    ).test_client()
     # Each request has this header.
     client.environ_base["HTTP_AUTHORIZATION"] = f"Bearer {KEY}"
     return client
