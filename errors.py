@@ -35,7 +35,7 @@ def error_response(error: HTTPException) -> Response:
     """Return the response for an HTTP error, with the Error body."""
     # Werkzeug's own response has the status, and headers such as Allow.
     response = error.get_response()
-    error_code = error.name.lower().replace(" ", "_")
+    error_code = error.name.lower().replace(" ", "_")  # not_found for "Not Found".
     message = error.description or error.name
     if isinstance(error, ServiceError):
         error_code = error.error_code
