@@ -215,8 +215,11 @@ def create_or_check(connection: sqlite3.Connection, path: str) -> None:
         # IMMEDIATE: until the commit, no other process can create the schema.
         connection.execute("BEGIN IMMEDIATE")
         [version] = connection.execute("PRAGMA user_version").fetchone()
-        # SQLite's own table of the tables and indexes.
-        tables = connection.execute("SELECT name FROM sqlite_schema").fetchall()
+        # SQLite's own tables are sqlite_schema and sqlite_sequence. `restore empty`
+        # (deploy/restore) makes a file that has only the last id, in sqlite_sequence.
+        tables = connection.execute(
+            "SELECT name FROM sqlite_schema WHERE name != 'sqlite_sequence'"
+        ).fetchall()
         if version == 0 and not tables:
             connection.execute(storage.CREATE_TABLE)
             connection.execute(storage.CREATE_INDEX)

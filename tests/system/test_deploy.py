@@ -32,10 +32,10 @@ STUBS = {
     "chown": "",
     "systemctl": """
         case $1 in
-            show) cat "$0.main" ;;
+            show) cat "$0.$3" ;;
             *) echo "$*" >> "$0.log" ;;
         esac""",
-    # Like systemd, it runs ExecStartPre= and ExecStopPost= as well.
+    # Like systemd, it obeys ExecStartPre=, ExecStopPost= and WorkingDirectory=.
     "systemd-run": """
         before=true after=true
         while :; do
@@ -44,6 +44,7 @@ STUBS = {
                     case $2 in
                         ExecStartPre=+*) before=${2#*+} ;;
                         ExecStopPost=+*) after=${2#*+} ;;
+                        WorkingDirectory=*) cd "${2#*=}" ;;
                     esac
                     shift 2
                     ;;
@@ -66,7 +67,12 @@ def stubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, script in STUBS.items():
         write_stub(folder / name, script)
     (folder / "systemctl.log").touch()
-    (folder / "systemctl.main").write_text("0\n")  # As for a service that is stopped.
+    for name, text in {
+        "MainPID": "0\n",  # As for a service that is stopped.
+        "Environment": "Environment=PETSTORE_DATABASE=/var/lib/petstore/pets.db\n",
+        "ExecStartPre": 'argv[]=/bin/sh -c test -s "$PETSTORE_DATABASE"\n',
+    }.items():
+        (folder / f"systemctl.{name}").write_text(text)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     return folder
 
@@ -93,18 +99,22 @@ def names_in(database: Path) -> list[str]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Return the bytes of each file in a folder."""
-    return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+    """Return the bytes of each file in a folder. (SQLite makes pets.db-shm again.)"""
+    return {
+        file.name: b"" if file.name.endswith("-shm") else file.read_bytes()
+        for file in folder.iterdir()
+        if file.is_file()
+    }
 
 
 def create_used(folder: Path) -> Path:
     """Create a file as a killed service leaves it: the pet Tom is in the WAL."""
     folder.mkdir()
     store = open_store(folder / "pets.db", "Tom")
-    files = contents(folder)
+    files = {file: file.read_bytes() for file in folder.iterdir()}
     store.close()
-    for name, data in files.items():
-        (folder / name).write_bytes(data)
+    for file, data in files.items():
+        file.write_bytes(data)
     return folder / "pets.db"
 
 
@@ -266,16 +276,60 @@ def test_a_restore_keeps_all_previous_files_and_can_be_undone(
     said.append(f"The previous files are in {old}")
     lines = ended.stdout.splitlines()
     assert lines[:3] == said
-    assert ("NOT EXISTS" in ended.stdout) == (damage in {"", "text"})
+    assert ("INSERT OR IGNORE" in ended.stdout) == (damage in {"", "text"})
     assert systemctl_log(stubs) == RESTARTED
     assert contents(old) == previous
     assert {*used.parent.iterdir()} == {used, old}
     assert set(names_in(used)) == {"Rex"}
-    if not damage:  # Both stores have a pet with the id 1.
-        assert run("sh", "-c", lines[-1]).stdout == "1|Tom|1|sold\n"
     undone = run(RESTORE, str(old / "pets.db"), str(used))
     assert (undone.returncode == 0) == (not damage)
     assert set(names_in(used)) == ({"Rex"} if damage else {"Tom"})
+
+
+def add_pet(database: Path, name: str) -> None:
+    """Add a pet as the service does."""
+    open_store(database, name).close()
+
+
+@pytest.mark.parametrize("backup", ["rex", "empty"])
+def test_the_pets_that_a_restore_has_removed_can_be_added_again(
+    rex: Path, used: Path, backup: str
+) -> None:
+    with other_program(used) as program:
+        program.execute("UPDATE sqlite_sequence SET seq = 2000")
+    add_pet(used, "Tim")
+    ended = run(RESTORE, str(rex) if backup == "rex" else "empty", str(used))
+    add_pet(used, "Kim")  # With no id that Tom or Tim had.
+    command = ended.stdout.splitlines()[-1]
+    added = [run("sh", "-c", command).stdout for _ in range(2)]
+    if backup == "rex":  # Both stores have a pet with the id 1.
+        assert added == ["1\n", "0\n"]
+        assert names_in(used) == ["Rex"] * 1000 + ["Tim", "Kim"]
+    else:
+        assert added == ["2\n", "0\n"]
+        assert names_in(used) == ["Tom", "Tim", "Kim"]
+
+
+@pytest.mark.parametrize("name", ["restored.db", "unfinished.db"])
+def test_a_backup_with_the_name_of_a_copy_is_refused(
+    rex: Path, used: Path, name: str
+) -> None:
+    backup = rex.rename(used.with_name(name))
+    before = contents(used.parent)
+    ended = run(RESTORE, str(backup), str(used))
+    assert ended.returncode != 0
+    assert ended.stderr.startswith(f"Rename {backup} first.\n")
+    assert contents(used.parent) == before
+
+
+def test_the_settings_of_the_shell_of_sqlite_change_nothing(
+    rex: Path, used: Path, backups: Path, tmp_path: Path
+) -> None:
+    (tmp_path / ".sqliterc").write_text(".headers on\n.mode box\n")
+    for command in ([BACKUP, str(rex), str(backups)], [RESTORE, str(rex), str(used)]):
+        ended = run(*command, HOME=str(tmp_path))
+        assert (ended.returncode, ended.stderr) == (0, "")
+        assert "1000 pets" in ended.stdout
 
 
 def test_a_backup_without_pets_is_not_restored(tmp_path: Path, used: Path) -> None:
@@ -326,7 +380,7 @@ def test_a_removed_file_is_rescued_from_the_running_service(
     (tmp_path / "srv").mkdir()
     rescue = [RESCUE, f"{tmp_path}/srv"]
     with serving(database) as service:
-        (stubs / "systemctl.main").write_text(f"{service.process.pid}\n")
+        (stubs / "systemctl.MainPID").write_text(f"{service.process.pid}\n")
         add_pets(service, 3)
         ended = run(*rescue)
         assert ended.stderr == "The service has no removed pets.db open.\n"
