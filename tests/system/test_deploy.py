@@ -22,7 +22,6 @@ from tests.service import (
     serving,
     start_writers,
 )
-from tests.test_readme import blocks
 
 BACKUP, RESTORE, RESCUE = (
     str(ROOT / "deploy" / name) for name in ("backup", "restore", "rescue")
@@ -462,24 +461,95 @@ def test_a_service_that_was_not_stopped_is_503_until_it_is_restarted(
     assert set(names) <= set(names_in(old))
 
 
-@pytest.mark.parametrize("failing", ["certbot", "nginx", "curl", ""])
+# A proxy. nginx and certbot are stubs. test_nginx.py tests nginx.conf.
+
+
+@pytest.fixture
+def proxy(tmp_path: Path, stubs: Path) -> str:
+    """Return the path of a deploy/proxy that writes into a folder of the test."""
+    for program in ("certbot", "nginx", "curl", "sleep"):
+        write_stub(stubs / program, "")
+    folder = copytree(ROOT / "deploy", tmp_path / "deploy")
+    script = (folder / "proxy").read_text()
+    (folder / "proxy").write_text(script.replace("/etc/nginx/conf.d", str(tmp_path)))
+    return str(folder / "proxy")
+
+
+HOST = ("store.example", "admin@store.example")
+NGINX_CONF = (ROOT / "deploy" / "nginx.conf").read_text()
+
+
+def expected_conf(prefix: str = "") -> str:
+    """Return what a file for this prefix contains."""
+    conf = NGINX_CONF.replace("pets.example", HOST[0]).replace("PREFIX", prefix)
+    return conf.replace("petstore;", "petstore/;") if prefix else conf
+
+
+@pytest.mark.parametrize("failing", ["certbot", "nginx", "curl"])
 @pytest.mark.parametrize("previous", [None, "# The previous file."])
-def test_a_proxy_that_cannot_be_set_up_leaves_nothing_behind(
-    tmp_path: Path, stubs: Path, failing: str, previous: str | None
+def test_nginx_goes_on_as_before_if_a_proxy_cannot_be_set_up(
+    tmp_path: Path, stubs: Path, proxy: str, failing: str, previous: str | None
 ) -> None:
-    for program in ("certbot", "nginx", "curl"):
-        write_stub(stubs / program, "exit 1" if program == failing else "")
-    (tmp_path / "clone").symlink_to(ROOT)
-    conf = tmp_path / "petstore.conf"
     if previous:
-        conf.write_text(previous)
-    [block] = blocks((ROOT / "docs" / "server.md").read_text("utf-8"), "Proxy", "sh")
-    block = block.replace("/etc/nginx/conf.d", str(tmp_path))
-    run("sh", "-c", block.replace("/srv/petstore", f"{tmp_path}/clone"))
-    if not failing:
-        previous = (ROOT / "deploy" / "nginx.conf").read_text()
+        (tmp_path / "petstore.conf").write_text(previous)
+    write_stub(stubs / failing, "exit 1")
+    assert run(proxy, *HOST).returncode == 1
     left = {file.name: file.read_text() for file in tmp_path.glob("petstore.conf*")}
-    assert left == ({conf.name: previous} if previous else {})
+    # nginx accepts an empty file.
+    assert left in ({"petstore.conf": previous or ""}, {})
+    reloads = {"certbot": 0, "nginx": 1, "curl": 2}
+    assert systemctl_log(stubs) == ["reload nginx"] * reloads[failing]
+
+
+@pytest.mark.parametrize("prefix", ["", "/store"])
+def test_a_proxy_can_be_set_up_again(
+    tmp_path: Path, stubs: Path, proxy: str, prefix: str
+) -> None:
+    if prefix:
+        (stubs / "systemctl.Environment").write_text(
+            f"Environment=PETSTORE_DATABASE=/x SCRIPT_NAME={prefix}\n"
+        )
+    write_stub(stubs / "curl", f'echo "$*" > {stubs}/curl.log')
+    for _ in range(2):
+        assert run(proxy, *HOST).returncode == 0
+        [file] = tmp_path.glob("petstore.conf*")
+        assert file.read_text() == expected_conf(prefix)
+    # The proxy of a company's network would not find this machine.
+    asked = f"--noproxy * --connect-to ::127.0.0.1: https://{HOST[0]}{prefix}/healthz\n"
+    assert (stubs / "curl.log").read_text().endswith(asked)
+
+
+def test_a_proxy_needs_a_host_and_an_address(proxy: str) -> None:
+    for arguments in ([], [HOST[0]]):
+        ended = run(proxy, *arguments)
+        assert ended.returncode != 0
+        assert "proxy HOST EMAIL" in ended.stderr
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_proxy_that_was_killed_can_be_set_up_or_taken_back(
+    tmp_path: Path, stubs: Path, proxy: str, is_first: bool
+) -> None:
+    (tmp_path / "kill").write_text(KILL)
+    conf = tmp_path / "petstore.conf"
+    previous = "" if is_first else "# The previous file."
+    for number in range(100):
+        for file in tmp_path.glob("petstore.conf*"):
+            file.unlink()
+        if previous:
+            conf.write_text(previous)
+        kill = ["env", f"BASH_ENV={tmp_path}/kill", f"number={number}", "bash"]
+        ended = run(*kill, proxy, *HOST)
+        write_stub(stubs / "nginx", "exit 1")
+        assert run(proxy, *HOST).returncode == 1
+        was_killed = ended.returncode == -9
+        assert conf.read_text() == (previous if was_killed else expected_conf())
+        write_stub(stubs / "nginx", "")
+        assert run(proxy, *HOST).returncode == 0
+        assert conf.read_text() == expected_conf()
+        if not was_killed:
+            break
+    assert number > 10
 
 
 def test_systemd_accepts_the_units(tmp_path: Path) -> None:
