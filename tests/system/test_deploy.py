@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from pathlib import Path
 from shutil import copytree
-from zipfile import ZipFile
+from subprocess import CompletedProcess
 
 import pytest
 
@@ -557,111 +557,317 @@ def test_systemd_accepts_the_units(tmp_path: Path) -> None:
     (tmp_path / "clone").symlink_to(ROOT)
     (tmp_path / "venv").symlink_to(sys.prefix)
     for unit in (ROOT / "deploy").glob("petstore*"):
-        text = unit.read_text().replace("/srv/petstore/.venv", f"{tmp_path}/venv")
+        text = unit.read_text()
+        text = text.replace("/srv/petstore/current/.venv", f"{tmp_path}/venv")
         (tmp_path / unit.name).write_text(
-            text.replace("/srv/petstore", f"{tmp_path}/clone")
+            text.replace("/srv/petstore/current", f"{tmp_path}/clone")
         )
     units = map(str, tmp_path.glob("petstore*"))
     ended = run("systemd-analyze", "verify", *units)
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-def create_wheel(clone: Path, version: int) -> None:
-    """Create a package that is called gunicorn, and require this version of it."""
-    wheel = f"gunicorn-{version}-py3-none-any.whl"
-    name = f"gunicorn-{version}.dist-info"
-    with ZipFile(clone / wheel, "w") as file:
-        file.writestr("gunicorn.py", "")
-        metadata = f"Metadata-Version: 2.1\nName: gunicorn\nVersion: {version}\n"
-        file.writestr(f"{name}/METADATA", metadata)
-        file.writestr(f"{name}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\n")
-        file.writestr(f"{name}/RECORD", "")
-    (clone / "requirements.txt").write_text(f"./{wheel}\n")
+# Installations. An environment of Python is a folder with three stubs.
+
+
+ENVIRONMENT = """
+    folder=$(echo "$*" | sed 's/.*-m venv //')
+    mkdir -p "$folder/bin"
+    cp {stubs}/python {stubs}/pip {stubs}/gunicorn "$folder/bin"
+"""
+# It fails if a requirement is missing. It notes what it has installed.
+PIP = """
+    for file; do :; done
+    ! grep missing "$file" || exit 1
+    cp "$file" "${0%/bin/pip}/installed"
+"""
+# It runs in the folder of a commit.
+GUNICORN = """
+    test -s "$PETSTORE_DATABASE" && test ! -e does-not-start
+"""
+CURL = """
+    test ! -e {folder}/srv/petstore/current/does-not-answer
+"""
+
+
+class Server:
+    """A folder that its deploy/install takes for the root of a server."""
+
+    def __init__(self, folder: Path, stubs: Path) -> None:
+        self.folder = folder
+        self.stubs = stubs
+        self.petstore = folder / "srv" / "petstore"
+        self.backup = folder / "var" / "backups" / "petstore" / "pets-1.db"
+        self.database = folder / "var" / "lib" / "petstore" / "pets.db"
+        self.remote = folder / "remote"
+        for name in ("etc/systemd/system", "srv", "usr", "var/lib", "var/tmp"):
+            (folder / name).mkdir(parents=True)
+        self.backup.parent.mkdir(parents=True)
+        self.backup.write_text("A backup.")
+        for name, script in {
+            "make-environment": ENVIRONMENT.replace("{stubs}", str(stubs)),
+            "python": "",
+            "pip": PIP,
+            "gunicorn": GUNICORN,
+            "curl": CURL.replace("{folder}", str(folder)),
+            "id": "",
+            "install": 'test "$1" = -d',
+        }.items():
+            write_stub(stubs / name, script)
+        copytree(ROOT / "deploy", self.remote / "deploy")
+        script = (self.remote / "deploy" / "install").read_text()
+        for name in ("srv", "etc", "var"):
+            script = script.replace(f"/{name}/", f"{folder}/{name}/")
+        assert "/usr/bin/python3 " in script
+        script = script.replace("/usr/bin/python3 ", f"{stubs}/make-environment ")
+        (self.remote / "deploy" / "install").write_text(script)
+        self.git("init", "--quiet", "--initial-branch=main")
+        self.git("config", "user.name", "Developer")
+        self.git("config", "user.email", "developer@git.example")
+        self.first = self.commit(**{"requirements.txt": "flask==1"})
+        run("git", "clone", "-q", str(self.remote), str(self.petstore / "repository"))
+
+    def git(self, *arguments: str) -> str:
+        """Run git in the remote repository, and return what it prints."""
+        ended = run("git", *arguments, folder=self.remote)
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
+
+    def commit(self, *files: str, **contents: str) -> str:
+        """Commit files, empty or with contents. Return the name of the folder."""
+        for name in ("does-not-start", "does-not-answer"):
+            (self.remote / name).unlink(missing_ok=True)
+        for name, text in {**dict.fromkeys(files, ""), **contents}.items():
+            (self.remote / name).write_text(text)
+        self.git("add", "--all")
+        self.git("commit", "--quiet", "--allow-empty", "--message", "Change")
+        return self.git("rev-parse", "--short=12", "HEAD").strip()
+
+    def install(self, *commit: str, by: str = "repository") -> CompletedProcess[str]:
+        """Install a commit, or the newest one, by the script in a folder."""
+        return run(f"{self.petstore}/{by}/deploy/install", *commit)
+
+    def running(self) -> str:
+        """Return the commit that runs."""
+        return os.readlink(self.petstore / "current")
+
+    def restarts(self) -> int:
+        """Return how often the service was restarted."""
+        return systemctl_log(self.stubs).count("restart petstore")
+
+    def installed(self) -> set[str]:
+        """Return the installed commits."""
+        return {file.parent.name for file in self.petstore.glob("*/complete")} - {
+            "current"
+        }
 
 
 @pytest.fixture
-def clone(tmp_path: Path, stubs: Path) -> Path:
-    """Return a folder that its deploy/install takes for /srv/petstore."""
-    clone = tmp_path / "srv" / "petstore"
-    copytree(ROOT / "deploy", clone / "deploy")
-    script = (clone / "deploy" / "install").read_text()
-    for folder in ("/srv", "/etc", "/var", "/usr/local"):
-        script = script.replace(f"{folder}/", f"{tmp_path}{folder}/")
-        (tmp_path / folder[1:] / "lib").mkdir(parents=True, exist_ok=True)
-    assert "/usr/bin/python3 " in script
-    script = script.replace("/usr/bin/python3 ", f"{stubs}/venv-python ")
-    (clone / "deploy" / "install").write_text(script)
-    (tmp_path / "var" / "backups").mkdir()
-    (clone / "constraints.txt").touch()
-    create_wheel(clone, 1)
-    # An environment with this one's pip, because a copy of pip takes some seconds.
-    write_stub(
-        stubs / "pip", f'exec {sys.executable} -m pip --python "${{0%pip}}python" "$@"'
-    )
-    venv = f'{sys.executable} "$@" --without-pip && cp {stubs}/pip "$5/bin/pip"'
-    write_stub(stubs / "venv-python", venv)
-    write_stub(stubs / "id", "")
-    write_stub(stubs / "systemd-delta", "")
-    owner = "s/-o petstore -g petstore//"
-    write_stub(stubs / "install", f"exec /usr/bin/install $(echo $* | sed '{owner}')")
-    return clone
+def server(tmp_path: Path, stubs: Path) -> Server:
+    """Return a server with a clone. Nothing is installed."""
+    return Server(tmp_path, stubs)
 
 
-def install(clone: Path) -> tuple[int, str]:
-    """Install, without a package index. Return the status, and the environment."""
-    ended = run(str(clone / "deploy" / "install"), PIP_NO_INDEX="1")
-    link = clone / ".venv"
-    return ended.returncode, os.readlink(link) if link.exists() else ""
-
-
-def version_in(clone: Path) -> str:
-    """Return the version of gunicorn that is installed, and a line break."""
-    script = "import importlib.metadata; print(importlib.metadata.version('gunicorn'))"
-    return run(f"{clone}/.venv/bin/python", "-c", script).stdout
-
-
-def test_an_installation_keeps_the_keys_and_the_pets(
-    clone: Path, tmp_path: Path
-) -> None:
-    for file in (clone, clone / "deploy", clone / "deploy" / "petstore.service"):
-        file.chmod(0o700)  # As after `umask 077`.
-    status, venv = install(clone)
-    assert status == 0
-    assert (clone / "deploy").stat().st_mode & 0o777 == 0o755
-    units = tmp_path / "usr" / "local" / "lib" / "systemd" / "system"
-    assert {*contents(units)} == {file.name for file in clone.glob("deploy/petstore*")}
-    keys, database = tmp_path / "etc" / "petstore.env", tmp_path / "var/lib/petstore"
+def test_an_installation_keeps_the_keys_and_the_pets(server: Server) -> None:
+    server.petstore.chmod(0o700)  # As after `umask 077`.
+    ended = server.install()
+    assert (ended.returncode, ended.stderr) == (0, "")
+    last = f"The service runs {server.first}, and answers."
+    assert ended.stdout.splitlines()[-1] == last
+    assert server.petstore.stat().st_mode & 0o777 == 0o755
+    units = server.folder / "etc" / "systemd" / "system"
+    assert contents(units) == {
+        file.name: file.read_bytes() for file in (ROOT / "deploy").glob("petstore*")
+    }
+    keys, folder = server.folder / "etc" / "petstore.env", server.database.parent
     assert re.fullmatch(r"PETSTORE_API_KEYS=[\w-]{43}\n", keys.read_text())
-    assert [keys.stat().st_mode & 0o77, database.stat().st_mode & 0o77] == [0, 0]
-    open_store(database / "pets.db", "Rex").close()
-    before = contents(database), keys.read_text()
-    assert install(clone) == (0, venv)
-    assert (contents(database), keys.read_text()) == before
-    (database / "pets.db").unlink()  # Its pets are missing.
+    assert [keys.stat().st_mode & 0o77, folder.stat().st_mode & 0o77] == [0, 0]
+    add_pet(server.database, "Rex")
+    before = contents(folder), keys.read_text()
+    assert server.install().returncode == 0
+    assert (contents(folder), keys.read_text()) == before
+    server.database.unlink()  # Its pets are missing.
     keys.unlink()
-    assert install(clone) == (0, venv)
-    assert contents(database) == {}
+    restarts = server.restarts()
+    ended = server.install()
+    assert ended.returncode == 1
+    assert "pets.db is missing or empty." in ended.stderr
+    assert contents(folder) == {}
+    assert server.restarts() == restarts
 
 
-def test_a_rollback_needs_no_package_index(clone: Path, stubs: Path) -> None:
-    first = install(clone)
-    required = (clone / "requirements.txt").read_text()
-    (clone / "requirements.txt").write_text("./missing-1-py3-none-any.whl\n")
-    assert install(clone) == (1, first[1])
-    create_wheel(clone, 2)
-    pip = (stubs / "pip").read_text()
-    # As if it was killed: the package can be imported, but is not complete.
-    broken = (
-        pip.replace("exec ", "") + 'rm -r "${0%bin/pip}"lib/*/*/*.dist-info; exit 1'
+def break_requirements(server: Server) -> None:
+    server.commit(**{"requirements.txt": "missing"})
+
+
+def break_start(server: Server) -> None:
+    server.commit("does-not-start")
+
+
+def break_remote(server: Server) -> None:
+    server.remote.rename(server.remote.with_name("moved"))
+
+
+def remove_pets(server: Server) -> None:
+    server.commit()
+    server.database.unlink()
+
+
+def lock(server: Server) -> None:
+    # Another program holds the lock.
+    write_stub(server.stubs / "flock", "exit 1")
+
+
+@pytest.mark.parametrize(
+    ("break_something", "reason"),
+    [
+        (break_requirements, ""),
+        (break_start, "does not start. The service goes on with "),
+        (break_remote, "does not appear to be a git repository"),
+        (remove_pets, "pets.db is missing or empty. See docs/server.md."),
+        (lock, "Another installation or a restore runs."),
+    ],
+)
+def test_an_upgrade_that_fails_changes_nothing(
+    server: Server, break_something: Callable[[Server], None], reason: str
+) -> None:
+    server.install()
+    restarts, units = server.restarts(), contents(server.folder / "etc/systemd/system")
+    break_something(server)
+    for _ in range(2):
+        ended = server.install()
+        assert ended.returncode != 0
+        assert reason in ended.stderr
+        assert "The service runs" not in ended.stdout
+        assert server.running() == server.first
+        assert server.restarts() == restarts
+    assert contents(server.folder / "etc/systemd/system") == units
+    if break_something in (break_requirements, break_start):
+        good = server.commit(**{"requirements.txt": "flask==2"})
+        assert server.install().returncode == 0
+        assert server.running() == good
+
+
+def test_an_unknown_commit_is_refused(server: Server) -> None:
+    server.install()
+    ended = server.install("0123456")
+    assert ended.returncode != 0
+    assert "0123456" in ended.stderr
+    assert server.running() == server.first
+
+
+def test_a_commit_that_does_not_answer_is_replaced_by_the_last_that_did(
+    server: Server,
+) -> None:
+    server.install()
+    broken = server.commit("does-not-answer", **{"deploy/petstore.service": "broken"})
+    for by in ("repository", "current"):
+        ended = server.install(by=by)
+        assert ended.returncode == 1
+        assert ended.stderr == (
+            f"{broken} does not answer. See: journalctl -u petstore\n"
+            f"The service goes on with {server.first}.\n"
+        )
+        assert server.running() == server.first
+    units = contents(server.folder / "etc" / "systemd" / "system")
+    assert units["petstore.service"] != b"broken"
+    assert server.restarts() == 5
+    # As after a crash in between.
+    (server.petstore / "current").unlink()
+    (server.petstore / "current").symlink_to(broken)
+    good = server.commit("does-not-answer")
+    ended = server.install()
+    assert f"{good} does not answer" in ended.stderr
+    assert server.running() == server.first
+
+
+def test_one_can_go_back_to_the_five_commits_that_ran_last(server: Server) -> None:
+    server.install()
+    ways = []
+    commits = [server.first]
+    for number in range(2, 8):
+        requirements = f"flask=={number}"
+        commits.append(server.commit(**{"requirements.txt": requirements}))
+        before = {} if number < 7 else {"deploy/nginx.conf": "# new"}
+        if before:
+            commits[-1] = server.commit(**before)
+        ended = server.install(by="current")
+        assert ("Set up the proxy again." in ended.stdout) == (number == 7)
+        ways.append(ended.stdout.splitlines()[-1])
+    assert server.installed() == {*commits[-5:]}
+    # Without the network, and after a crash that has left the newest folder unfinished.
+    server.remote.rename(server.remote.with_name("moved"))
+    write_stub(server.stubs / "pip", "exit 1")
+    backups = systemctl_log(server.stubs).count("start petstore-backup")
+    for way, commit in reversed([*zip(ways, commits, strict=False)][-4:]):
+        assert run("sh", "-c", way).returncode == 0
+        assert server.running() == commit
+        requirements = (server.petstore / "current/.venv/installed").read_text()
+        assert requirements == f"flask=={commits.index(commit) + 1}"
+    assert server.install(commits[-1]).returncode == 0
+    assert server.installed() == {*commits[-5:]}
+    assert systemctl_log(server.stubs).count("start petstore-backup") == backups
+    assert server.install(commits[1]).returncode != 0  # It needs the network.
+    assert server.running() == commits[-1]
+
+
+def test_the_files_of_an_operator_stay(server: Server) -> None:
+    server.install()
+    files = [
+        server.petstore / name
+        for name in ("notes", "202611280930/notes", "repository/notes")
+    ]
+    files.append(server.petstore / server.first / "notes")
+    for file in files:
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("My notes.")
+    for name in ("repository", server.first):
+        (server.petstore / name / "requirements.txt").write_text("missing")
+    for _ in range(3):
+        commit = server.commit()
+        assert server.install().returncode == 0
+        assert server.running() == commit
+    assert all(file.read_text() == "My notes." for file in files)
+
+
+def test_an_environment_without_its_python_is_made_again(server: Server) -> None:
+    server.install()
+    python = server.petstore / server.first / ".venv" / "bin" / "python"
+    write_stub(python, "exit 1")  # As after an upgrade of Debian.
+    assert server.install(by="current").returncode == 0
+    assert run(str(python)).returncode == 0
+
+
+@pytest.mark.parametrize("broken", [[], ["does-not-answer"]])
+def test_an_installation_that_was_killed_can_be_run_again(
+    server: Server, broken: list[str]
+) -> None:
+    server.install()
+    (server.folder / "kill").write_text(KILL)
+    kill = ["env", f"BASH_ENV={server.folder}/kill"]
+    script = str(server.petstore / "repository" / "deploy" / "install")
+    states: list[bool] = []
+    returncode = -9
+    while returncode == -9:
+        commit = server.commit(*broken)
+        returncode = run(*kill, f"number={len(states)}", "bash", script).returncode
+        states.append(server.running() == commit)
+        # A commit that was not checked never runs, not even after a restart.
+        if states[-1]:
+            assert (server.petstore / commit / "complete").exists()
+        ended = server.install()
+        assert ended.returncode == len(broken)
+        assert server.running() == (server.first if broken else commit)
+    assert [state for state, _ in groupby(states)] == (
+        [False, True, False] if broken else [False, True]
     )
-    (stubs / "pip").write_text(broken)
-    assert install(clone) == (1, first[1])
-    (stubs / "pip").write_text(pip)
-    status, second = install(clone)
-    assert (status, second != first[1]) == (0, True)
-    assert version_in(clone) == "2\n"
-    for wheel in clone.glob("*.whl"):
-        wheel.unlink()
-    (clone / "requirements.txt").write_text(required)
-    assert install(clone) == first
-    assert version_in(clone) == "1\n"
+
+
+def test_a_restore_and_an_installation_exclude_each_other(
+    rex: Path, used: Path, stubs: Path
+) -> None:
+    write_stub(stubs / "flock", "exit 1")  # Another program holds the lock.
+    ended = run(RESTORE, str(rex), str(used))
+    assert ended.returncode != 0
+    assert ended.stderr == "An installation or another restore runs.\n"
+    assert systemctl_log(stubs) == []
