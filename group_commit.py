@@ -18,7 +18,8 @@ class Batch:
     """Statements of several threads that one of them commits."""
 
     def __init__(self) -> None:
-        # Held by the thread that commits this batch. The others wait for it.
+        # Held by the thread that commits this batch. The others wait for it, and then
+        # take their results, even while the next batch is committed.
         self.lock = Lock()
         self.statements: list[Statement] = []
         # The result of each statement. None until a thread has committed the batch.
@@ -28,7 +29,8 @@ class Batch:
 class GroupCommit:
     """Shares commits between threads.
 
-    For example:
+    At most two batches are in use: one is committed, and threads join the next one. For
+    example:
 
         thread 1             thread 2                 thread 3
         joins batch A
@@ -44,7 +46,8 @@ class GroupCommit:
         If a statement fails, its result is the exception. `commit` itself raises none.
         """
         self._commit = commit
-        # Held by the thread that calls `commit`, and by `SqliteFile.close`.
+        # Held during each commit, so there is one at a time. `SqliteFile.close` takes
+        # this lock, too.
         self.commit_lock = Lock()
         self._next_batch = Batch()  # Threads join it until its commit begins.
         self._next_batch_lock = Lock()  # Held to join it, or to replace it.
@@ -56,15 +59,16 @@ class GroupCommit:
             index = len(batch.statements)
             batch.statements.append(statement)
         # The first thread that gets this lock commits the batch. The others wait here
-        # until it has ended, and find their results. (Each batch has a lock of its own,
-        # so they do not wait for the commit of a later batch.)
+        # until it has ended, and find their results. (All threads take the three locks
+        # in the order of these lines, so no two wait for each other.)
         with batch.lock:
             if batch.results is None:
                 # Wait until the batch before is committed. Until then, more threads may
                 # join this one.
                 with self.commit_lock:
-                    # From here on, threads join another batch. So the statements of
-                    # this one are complete.
+                    # The next batch is still this one: only the thread that commits a
+                    # batch replaces it. From here on, threads join a new one, so the
+                    # statements of this one are complete.
                     with self._next_batch_lock:
                         self._next_batch = Batch()
                     batch.results = self._commit(batch.statements)

@@ -40,8 +40,9 @@ class SqliteFile:
     """A Database in a file.
 
     One connection reads, and another one writes. A thread uses `_reader` only with
-    `_reader_lock`, and `_writer` only with the `commit_lock` of `_group_commit`. As
-    only one transaction writes at a time, pets appear in the order of their ids.
+    `_reader_lock`, and `_writer` only with the `commit_lock` of `_group_commit`. So one
+    query runs at a time, beside one transaction that writes. As transactions do not
+    overlap, pets appear in the order of their ids.
     """
 
     def __init__(self, path: str) -> None:
@@ -86,9 +87,10 @@ class SqliteFile:
         whole transaction fails (a file is not in place, or the disk is full), each
         thread of the batch gets the exception, and no query sees the changes.
 
-        If the sync fails, one promise of `Database` does not hold: the changes stay in
-        the WAL. The next commit overwrites them. But if the process ends before, the
-        next start finds them.
+        If the sync fails, one promise of `Database` does not hold. The changes are in
+        the WAL already. From now on, SQLite ignores them, but it does not erase them:
+        the next commit overwrites them. If the process ends before, the next start
+        takes them for a commit, and the pet is there.
         """
         result = self._group_commit.run((sql, values))
         if isinstance(result, list):
@@ -97,7 +99,10 @@ class SqliteFile:
             raise result
 
     def _transact(self, statements: list[Statement]) -> list[Result]:
-        """Execute statements in one transaction. Return the result of each."""
+        """Execute statements in one transaction. Return the result of each.
+
+        `_group_commit` calls this, with its `commit_lock` held.
+        """
         try:
             self._require_files_in_place()
             if self._writer is None:
@@ -128,8 +133,9 @@ class SqliteFile:
         except Exception:
             connection.close()
             raise
-        # Now, the WAL and `pets.db-shm` are there, too. (A new dict: other threads may
-        # loop over the old one. The other connection makes the same.)
+        # Now, the WAL and `pets.db-shm` are there, too. Each of the two connections
+        # notes all three files, and finds the same. (In a new dict, because other
+        # threads may loop over the old one.)
         files = (self._path, f"{self._path}-wal", f"{self._path}-shm")
         self._identities = {path: identity_at(path) for path in files}
         return connection
@@ -157,7 +163,8 @@ class SqliteFile:
         `pets.db` there would take it for its own.
         """
         with self._reader_lock, self._group_commit.commit_lock:
-            # Try both: a process that has only read has no `_writer`.
+            # Either connection can copy the WAL. Try both: a process that has only read
+            # has no `_writer`.
             for connection in (self._reader, self._writer):
                 if connection is not None:
                     with suppress(sqlite3.Error):  # If it fails, the WAL stays.
@@ -169,7 +176,8 @@ def identity_at(path: str) -> tuple[int, int] | None:
     """Return two numbers that identify what is at a path: its device, and its inode.
 
     A file that is moved keeps its numbers, and another file at its path has others.
-    None means that nothing is there, or that it cannot be looked at.
+    (`cp` over a file changes its content only, so that is not noticed.) None means that
+    nothing is there, or that it cannot be looked at.
     """
     try:
         # lstat does not follow a link: a link at the path is another file.
