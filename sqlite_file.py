@@ -127,8 +127,10 @@ class SqliteFile:
         """
         connection = storage.connect(self._path, BUSY_TIMEOUT)
         try:
-            # Sync each commit: not every build of SQLite does so by default.
+            # Sync each commit: not every build of SQLite does so by default. On macOS,
+            # a sync reaches the disk only with fullfsync.
             connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA fullfsync = ON")
             open_wal(connection)
         except Exception:
             connection.close()
