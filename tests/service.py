@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from contextlib import closing, contextmanager
 from email.message import Message
@@ -87,11 +87,11 @@ class Service:
 
     def wait_for_log(self, pattern: str) -> str:
         """Wait until the log matches a pattern, and return the last match."""
-        deadline = time.monotonic() + TIMEOUT
-        while not (found := re.findall(pattern, self.log())):
-            is_running = self.process.poll() is None and time.monotonic() < deadline
-            assert is_running, f"{pattern} is not in:\n{self.log()}"
-            time.sleep(0.01)
+        wait_until(
+            lambda: self.process.poll() is not None or re.search(pattern, self.log())
+        )
+        found = re.findall(pattern, self.log())
+        assert found, f"{pattern} is not in:\n{self.log()}"
         return str(found[-1])
 
     def log(self) -> str:
@@ -132,6 +132,14 @@ class Service:
         """Kill every process of the service with SIGKILL."""
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """Wait until a condition is true."""
+    deadline = time.monotonic() + TIMEOUT
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def request(
