@@ -19,7 +19,10 @@ def parse_keys(setting: object) -> list[bytes]:
     text = setting if isinstance(setting, str) else ""
     keys = [key.strip() for key in text.split(",") if key.strip()]
     if not keys:
-        raise ValueError('set it to a string of keys, for example "key-1,key-2"')
+        raise ValueError(
+            "this process sees no key; set it (in a shell, with export) to a string of "
+            'keys, for example "key-1,key-2"'
+        )
     for number, key in enumerate(keys, 1):
         # From ! to ~: the visible characters of ASCII.
         if not all("!" <= character <= "~" for character in key):

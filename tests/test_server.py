@@ -39,12 +39,15 @@ both_servers = pytest.mark.parametrize("command", [GUNICORN, FLASK], ids=lambda 
 # Startup: what is refused.
 
 
+NO_KEY = (
+    "this process sees no key; set it (in a shell, with export) to a string of keys, "
+    'for example "key-1,key-2".'
+)
+
+
 @pytest.mark.parametrize(
     ("keys", "reason"),
-    [
-        (keys, 'set it to a string of keys, for example "key-1,key-2".')
-        for keys in (None, "", " , ,", ["k"])
-    ]
+    [(keys, NO_KEY) for keys in (None, "", " , ,", ["k"])]
     + [
         (f"k,,a{character}b", "key 2 may have visible ASCII characters only.")
         for character in "\r\n \0é\x7f"
