@@ -170,10 +170,10 @@ def serving(
     assert KEY not in service.log()
 
 
-def add_pets(service: Service, count: int) -> None:
+def add_pets(service: Service, count: int, prefix: str = "") -> None:
     """Add pets called Rex."""
     for _ in range(count):
-        assert service.request("POST", "/v1/pets", NEW_PET).status == 201
+        assert service.request("POST", f"{prefix}/v1/pets", NEW_PET).status == 201
 
 
 def add_pets_until_refused(

@@ -55,11 +55,13 @@ def test_the_first_requests_get_the_responses_shown() -> None:
 @needs_linux
 def test_the_python_client_lists_all_pets_or_says_what_is_wrong(database: Path) -> None:
     [program] = blocks(API, "A client in Python", "python")
-    with serving(database, PROXIED) as service:
-        add_pets(service, 20)
+    # `~` may be in a prefix, but is no letter.
+    with serving(database, PROXIED, SCRIPT_NAME="/~alice") as service:
+        add_pets(service, 20, "/~alice")
         # The encoding of the output lacks a cat, and the other one controls terminals.
-        service.request("POST", "/v1/pets", {**NEW_PET, "name": "\x1b🐈"})
-        program = program.replace("127.0.0.1:5000", service.address())
+        cat = {**NEW_PET, "name": "\x1b🐈"}
+        service.request("POST", "/~alice/v1/pets", cat)
+        program = program.replace("127.0.0.1:5000", f"{service.address()}/~alice")
         refused = run("python", "-c", program)
         program = program.replace("demo-key", KEY)
         accepted = run("python", "-c", program, PYTHONIOENCODING="ascii")

@@ -25,9 +25,9 @@ def test_schemathesis_finds_no_response_that_the_document_lacks(database: Path) 
 def test_the_javascript_client_adds_a_pet_and_lists_all(database: Path) -> None:
     [program] = blocks(API, "A client in JavaScript", "js")
     node = ("node", "--input-type=module", "--eval")
-    with serving(database, PROXIED) as service:
-        add_pets(service, 21)
-        program = program.replace("127.0.0.1:5000", service.address())
+    with serving(database, PROXIED, SCRIPT_NAME="/~alice") as service:
+        add_pets(service, 21, "/~alice")
+        program = program.replace("127.0.0.1:5000", f"{service.address()}/~alice")
         refused = run(*node, program)
         program = program.replace("demo-key", KEY)
         listed = run(*node, program)
