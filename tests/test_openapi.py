@@ -110,7 +110,11 @@ def test_the_parameters_of_the_query_are_those_of_the_service() -> None:
     }
 
 
-@pytest.mark.parametrize("name", [name for name in SCHEMAS if hasattr(schemas, name)])
+# What a response contains is not parsed, so schemas.py has no class for it.
+IN_RESPONSES = {"PetStatus", "Pet", "Pets", "Error"}
+
+
+@pytest.mark.parametrize("name", sorted(SCHEMAS.keys() - IN_RESPONSES))
 def test_the_members_of_a_body_are_those_of_the_service(name: str) -> None:
     members = SCHEMAS[name]["properties"]
     fields = getattr(schemas, name)().fields
