@@ -164,14 +164,17 @@ class SqliteFile:
         was moved. Then the WAL would stay at the old path, with our pets, and a new
         `pets.db` there would take it for its own.
         """
-        with self._reader_lock, self._group_commit.commit_lock:
-            # Either connection can copy the WAL. Try both: a process that has only read
-            # has no `_writer`.
-            for connection in (self._reader, self._writer):
-                if connection is not None:
-                    with suppress(sqlite3.Error):  # If it fails, the WAL stays.
-                        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-                    connection.close()
+        # Never released: if threads of the program still run, they wait until it has
+        # ended. Otherwise, they would log that somebody has removed the WAL.
+        self._reader_lock.acquire()
+        self._group_commit.commit_lock.acquire()
+        # Either connection can copy the WAL. Try both: a process that has only read has
+        # no `_writer`.
+        for connection in (self._reader, self._writer):
+            if connection is not None:
+                with suppress(sqlite3.Error):  # If it fails, the WAL stays.
+                    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                connection.close()
 
 
 def identity_at(path: str) -> tuple[int, int] | None:

@@ -171,6 +171,6 @@ class InMemory:
 
     def close(self) -> None:
         """Forget the pets."""
-        with self._lock:
-            if self._connection is not None:
-                self._connection.close()
+        self._lock.acquire()  # Never released, as in `SqliteFile.close`.
+        if self._connection is not None:
+            self._connection.close()
