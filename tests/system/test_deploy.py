@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from pathlib import Path
-from shutil import copytree
+from shutil import copytree, which
 from subprocess import CompletedProcess
 
 import pytest
@@ -69,7 +69,6 @@ def stubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, text in {
         "MainPID": "0\n",  # As for a service that is stopped.
         "Environment": "Environment=PETSTORE_DATABASE=/var/lib/petstore/pets.db\n",
-        "ExecStartPre": 'argv[]=/bin/sh -c test -s "$PETSTORE_DATABASE"\n',
     }.items():
         (folder / f"systemctl.{name}").write_text(text)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
@@ -322,11 +321,16 @@ def test_a_backup_with_the_name_of_a_copy_is_refused(
 
 
 def test_the_settings_of_the_shell_of_sqlite_change_nothing(
-    rex: Path, used: Path, backups: Path, tmp_path: Path
+    rex: Path, used: Path, backups: Path, stubs: Path
 ) -> None:
-    (tmp_path / ".sqliterc").write_text(".headers on\n.mode box\n")
+    # As with `.headers on` in ~/.sqliterc. (sqlite3 looks for it in root's own folder.)
+    write_stub(
+        stubs / "sqlite3",
+        f"""case $1 in -init) ;; *) set -- -cmd '.headers on' "$@" ;; esac
+        exec {which("sqlite3")} "$@\"""",
+    )
     for command in ([BACKUP, str(rex), str(backups)], [RESTORE, str(rex), str(used)]):
-        ended = run(*command, HOME=str(tmp_path))
+        ended = run(*command)
         assert (ended.returncode, ended.stderr) == (0, "")
         assert "1000 pets" in ended.stdout
 
@@ -748,12 +752,21 @@ def test_an_upgrade_that_fails_changes_nothing(
         assert server.running() == good
 
 
-def test_an_unknown_commit_is_refused(server: Server) -> None:
+@pytest.mark.parametrize("commit", ["0123456", ""])
+def test_an_unknown_commit_is_refused(server: Server, commit: str) -> None:
     server.install()
-    ended = server.install("0123456")
+    ended = server.install(commit)
     assert ended.returncode != 0
-    assert "0123456" in ended.stderr
+    assert f"'{commit}'" in ended.stderr
     assert server.running() == server.first
+
+
+def test_a_cluster_needs_no_file(server: Server) -> None:
+    server.install()
+    server.database.unlink()
+    assert server.install().returncode != 0
+    (server.stubs / "systemctl.Environment").write_text("Environment=RQLITE_NODES=x:1")
+    assert server.install().returncode == 0
 
 
 def test_a_commit_that_does_not_answer_is_replaced_by_the_last_that_did(
@@ -858,6 +871,7 @@ def test_an_installation_that_was_killed_can_be_run_again(
         ended = server.install()
         assert ended.returncode == len(broken)
         assert server.running() == (server.first if broken else commit)
+        assert (server.petstore / commit / ".venv" / "installed").exists()
     assert [state for state, _ in groupby(states)] == (
         [False, True, False] if broken else [False, True]
     )
