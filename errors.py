@@ -41,7 +41,7 @@ def error_response(error: HTTPException) -> Response:
         error_code = error.error_code
         response.headers.update(error.headers)
     elif error is request.routing_exception and response.status_code == 404:
-        # No operation matches the path.
+        # No operation matches the path. (abort(404) raises an exception of its own.)
         document = url_for("public.getOpenapi")
         message = f"Nothing is at this path. See {document} for the paths."
     elif response.status_code == 405:

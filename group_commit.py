@@ -29,8 +29,8 @@ class Batch:
 class GroupCommit:
     """Shares commits between threads.
 
-    At most two batches are in use: one is committed, and threads join the next one. For
-    example:
+    At most two batches are not committed yet: one is being committed, and threads join
+    the next one. For example:
 
         thread 1             thread 2                 thread 3
         joins batch A
@@ -38,6 +38,9 @@ class GroupCommit:
                              waits for A              waits for B
         returns its result   commits B
                              returns its result       returns its result
+
+    A thread that holds a lock takes only a later one of `Batch.lock`, `commit_lock` and
+    `_next_batch_lock`. So no two threads wait for each other.
     """
 
     def __init__(self, commit: Callable[[list[Statement]], list[Result]]) -> None:
@@ -59,8 +62,7 @@ class GroupCommit:
             index = len(batch.statements)
             batch.statements.append(statement)
         # The first thread that gets this lock commits the batch. The others wait here
-        # until it has ended, and find their results. (All threads take the three locks
-        # in the order of these lines, so no two wait for each other.)
+        # until it has ended, and find their results.
         with batch.lock:
             if batch.results is None:
                 # Wait until the batch before is committed. Until then, more threads may

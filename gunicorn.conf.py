@@ -40,9 +40,9 @@ control_socket_disable = True
 # links. A proxy may pass on what a client has sent. Here, only the operator sets it.
 forwarder_headers = ""
 
-# Not a setting. If the service refuses a request without reading its body, gunicorn
-# reads it: the next request of this connection comes after it. But if the body has so
-# many bytes or more, gunicorn closes the connection instead. (It is a coincidence that
+# Not a setting. A connection carries several requests. So if the service refuses one
+# without reading its body, gunicorn reads the body, up to the next request. But if it
+# has this many bytes or more, gunicorn closes the connection. (It is a coincidence that
 # MAX_BODY in schemas.py is the same number.)
 MAX_UNREAD_BODY = 64 * 1024
 
@@ -63,10 +63,11 @@ def pre_request(worker: object, request: Any) -> None:
 class Worker(ThreadWorker):  # type: ignore[misc]
     """gunicorn's worker with threads, but each thread waits for its own client.
 
-    Before gunicorn closes a connection, it waits until the client has closed it, up to
-    two seconds: a client that is still sending might lose the response otherwise. But
-    it waits in the only thread that accepts connections, so all other clients wait,
-    too. This worker waits in the thread of the request.
+    After the last response, gunicorn ends its own half of a connection, and waits until
+    the client ends the other half, up to two seconds. (If it closed both at once, a
+    client that is still sending might lose the response.) But it waits in the only
+    thread that accepts connections, so all other clients wait, too. This worker waits
+    in the thread of the request.
     """
 
     def handle(self, conn: Any) -> Any:
@@ -74,7 +75,8 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         result = super().handle(conn)
         if result is False:
             conn.close(graceful=True)
-            # Now gunicorn calls `close` in the other thread. Nothing is left to close.
+            # Next, gunicorn's other thread calls conn.close(graceful=True), too.
+            # Nothing is left to close.
             conn.close = lambda graceful: None
         return result
 

@@ -16,7 +16,7 @@ from werkzeug.exceptions import RequestEntityTooLarge
 from errors import ServiceError
 
 MAX_INT64 = 2**63 - 1
-# In bytes. A pet has some hundred, and 64 threads may hold a body in memory at a time.
+# In bytes. 64 threads may each hold a body in memory.
 MAX_BODY = 64 * 1024
 STATUSES = ("available", "pending", "sold")
 # A lone surrogate is one half of a character in UTF-16: "\ud83d" without "\udc08".
@@ -27,9 +27,9 @@ has_no_lone_surrogate = validate.Regexp(
 
 
 def error_messages(message: str) -> dict[str, Any]:
-    """Return the messages of a field for marshmallow's names of its errors.
+    """Return what a field says if marshmallow refuses its value.
 
-    `message` says what to send.
+    The keys are marshmallow's names of the errors. `message` says what to send.
     """
     return {"required": "Required.", "null": message, "invalid": message}
 
@@ -116,7 +116,7 @@ def parse_body(schema: Schema) -> dict[str, Any]:
         raise malformed("is not UTF-8") from error
     except json.JSONDecodeError as error:
         raise malformed(f"is not JSON: {error}") from error
-    except ValueError as error:  # json.loads calls int(), which refuses so many.
+    except ValueError as error:  # Python's int() refuses more digits.
         raise malformed("contains a number of more than 4,300 digits") from error
     except RecursionError as error:
         raise malformed("is nested too deeply") from error
@@ -127,9 +127,9 @@ def parse_body(schema: Schema) -> dict[str, Any]:
 
 def read_body() -> bytes:
     """Return the body of the request, or raise ServiceError."""
-    # Flask's limit is one byte more than ours. Flask refuses a larger Content-Length. A
-    # body in chunks has none: Flask reads it up to the limit, and ignores the rest. So
-    # if the one byte more is there, the body is too large.
+    # One byte more than our limit. Flask refuses a Content-Length above its limit. But
+    # of a body in chunks, it reads as much as its limit, and ignores the rest. So if
+    # the byte more is there, the body is too large.
     request.max_content_length = MAX_BODY + 1
     try:
         body = request.get_data()
@@ -164,8 +164,8 @@ def parse_float(text: str) -> int | float:
     """Return an int for 1.0, which JSON Schema calls an integer, otherwise a float.
 
     json.loads calls this for each number with a point or an exponent. A field that is
-    `strict` refuses every float. JSON Schema calls 1e2 an integer, too, but the integer
-    of 1e999999999 would fill the memory, so each exponent is refused.
+    `strict` refuses every float. JSON Schema calls 1e2 an integer, too, but here, a
+    number with an exponent stays a float: as an int, 1e999999999 would fill the memory.
     """
     whole, _, fraction = text.partition(".")
     # Not int(float(text)), which would round 9007199254740993.0.

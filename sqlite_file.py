@@ -8,7 +8,7 @@ and does three things that need an explanation:
   the WAL as far as it reached when the query began, so one connection reads while the
   other writes. When the WAL has grown, a commit also copies it into `pets.db` (a
   checkpoint).
-- It shares syncs between threads. The operating system first keeps in memory what a
+- It shares commits between threads. The operating system first keeps in memory what a
   program writes to a file. A sync waits until it is on the disk. Without a sync, a loss
   of power may undo a commit. So each commit syncs the WAL, which may take some
   milliseconds. Threads that write meanwhile share the next commit (group_commit.py).
@@ -122,8 +122,9 @@ class SqliteFile:
     def _connect(self) -> sqlite3.Connection:
         """Return a new connection.
 
-        Called at the first request, not at startup: in between, gunicorn may fork (copy
-        the process), and SQLite does not support open connections in the copy.
+        Called by the first read and by the first write, not at startup: in between,
+        gunicorn may fork (copy the process), and SQLite does not support open
+        connections in the copy.
         """
         connection = storage.connect(self._path, BUSY_TIMEOUT)
         try:
@@ -162,7 +163,7 @@ class SqliteFile:
         Python calls this when the program ends (`open_store` in app.py). When the last
         connection closes, SQLite itself copies and removes the WAL, but not if the file
         was moved. Then the WAL would stay at the old path, with our pets, and a new
-        `pets.db` there would take it for its own.
+        `pets.db` there would take it for its own: SQLite finds a WAL by its name.
         """
         # Never released: if threads of the program still run, they wait until it has
         # ended. Otherwise, they would log that somebody has removed the WAL.
@@ -228,8 +229,8 @@ def create_or_check(connection: sqlite3.Connection, path: str) -> None:
         # IMMEDIATE: until the commit, no other process can create the schema.
         connection.execute("BEGIN IMMEDIATE")
         [version] = connection.execute("PRAGMA user_version").fetchone()
-        # SQLite's own tables are sqlite_schema and sqlite_sequence. `restore empty`
-        # (deploy/restore) makes a file that has only the last id, in sqlite_sequence.
+        # sqlite_schema lists the tables. (sqlite_sequence is SQLite's own. It has the
+        # last id, and `deploy/restore empty` keeps it, so that no id is used again.)
         tables = connection.execute(
             "SELECT name FROM sqlite_schema WHERE name != 'sqlite_sequence'"
         ).fetchall()
