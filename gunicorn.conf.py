@@ -61,9 +61,9 @@ def pre_request(worker: object, request: Any) -> None:
 
 
 class Worker(ThreadWorker):  # type: ignore[misc]
-    """gunicorn's worker with threads, but each thread waits for its own client.
+    """gunicorn's worker with threads, but a request's own thread closes its connection.
 
-    After the last response, gunicorn ends its own half of a connection, and waits until
+    After its last response, gunicorn ends its own half of a connection, and waits until
     the client ends the other half, up to two seconds. (If it closed both at once, a
     client that is still sending might lose the response.) But it waits in the only
     thread that accepts connections, so all other clients wait, too. This worker waits
@@ -75,8 +75,8 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         result = super().handle(conn)
         if result is False:
             conn.close(graceful=True)
-            # Next, gunicorn's other thread calls conn.close(graceful=True), too.
-            # Nothing is left to close.
+            # Next, the thread that accepts connections calls conn.close(graceful=True),
+            # too. Nothing is left to close.
             conn.close = lambda graceful: None
         return result
 

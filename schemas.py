@@ -129,7 +129,7 @@ def read_body() -> bytes:
     """Return the body of the request, or raise ServiceError."""
     # One byte more than our limit. Flask refuses a Content-Length above its limit. But
     # of a body in chunks, it reads as much as its limit, and ignores the rest. So if
-    # the byte more is there, the body is too large.
+    # the extra byte is there, the body is too large.
     request.max_content_length = MAX_BODY + 1
     try:
         body = request.get_data()

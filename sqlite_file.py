@@ -160,10 +160,11 @@ class SqliteFile:
     def close(self) -> None:
         """Copy the WAL into the file, empty it, and close the connections.
 
-        Python calls this when the program ends (`open_store` in app.py). When the last
-        connection closes, SQLite itself copies and removes the WAL, but not if the file
-        was moved. Then the WAL would stay at the old path, with our pets, and a new
-        `pets.db` there would take it for its own: SQLite finds a WAL by its name.
+        Python calls this when the program ends, but not if it is killed (`open_store`
+        in app.py). When the last connection closes, SQLite itself copies and removes
+        the WAL, but not if the file was moved. Then the WAL would stay at the old path,
+        with our pets, and a new `pets.db` there would take it for its own: SQLite finds
+        a WAL by its name.
         """
         # Never released: if threads of the program still run, they wait until it has
         # ended. Otherwise, they would log that somebody has removed the WAL.
