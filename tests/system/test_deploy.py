@@ -808,19 +808,21 @@ def test_one_can_go_back_to_the_five_commits_that_ran_last(server: Server) -> No
         assert ("Set up the proxy again." in ended.stdout) == (number == 7)
         ways.append(ended.stdout.splitlines()[-1])
     assert server.installed() == {*commits[-5:]}
-    # Without the network, and after a crash that has left the newest folder unfinished.
+    # Without the network, and without the clone.
     server.remote.rename(server.remote.with_name("moved"))
     write_stub(server.stubs / "pip", "exit 1")
+    clone = server.petstore / "repository"
+    clone.rename(clone.with_name("elsewhere"))
     backups = systemctl_log(server.stubs).count("start petstore-backup")
     for way, commit in reversed([*zip(ways, commits, strict=False)][-4:]):
         assert run("sh", "-c", way).returncode == 0
         assert server.running() == commit
         requirements = (server.petstore / "current/.venv/installed").read_text()
         assert requirements == f"flask=={commits.index(commit) + 1}"
-    assert server.install(commits[-1]).returncode == 0
+    assert server.install(commits[-1], by="current").returncode == 0
     assert server.installed() == {*commits[-5:]}
     assert systemctl_log(server.stubs).count("start petstore-backup") == backups
-    assert server.install(commits[1]).returncode != 0  # It needs the network.
+    assert server.install(commits[1], by="current").returncode != 0  # It is gone.
     assert server.running() == commits[-1]
 
 
