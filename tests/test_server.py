@@ -22,6 +22,7 @@ from tests.helpers import (
     create_client,
     needs_linux,
     other_program,
+    wal_of,
 )
 from tests.service import (
     FLASK,
@@ -364,7 +365,10 @@ def test_clients_that_close_late_cost_nobody_a_request(
                     pet = request(connection, "POST", "/v1/pets", NEW_PET)
                     assert pet.status == 201
         assert service.stop() == 0
+    # An orderly end leaves no WAL.
+    assert not wal_of(database).exists()
     assert "] 0 connections are left." in service.log()
+    assert "[ERROR]" not in service.log()
     assert "Traceback" not in service.log()
 
 
