@@ -353,7 +353,7 @@ def test_an_empty_store_keeps_the_previous_files(used: Path, missing: bool) -> N
     assert [contents(old) for old in used.parent.glob("old-*")] == (
         [previous] if previous else []
     )
-    open_store(used, "first").close()  # The service accepts the file.
+    add_pet(used, "first")  # The service accepts the file.
     assert names_in(used) == ["first"]
 
 
@@ -431,15 +431,24 @@ def test_all_refuse_a_folder_of_another_user(rex: Path, backups: Path) -> None:
 KILL = "set -T; trap '((number-- > 0)) || kill -9 $$' DEBUG"
 
 
+def run_killed(folder: Path, number: int, *command: str) -> int:
+    """Kill a script before its command of this number, if it has so many.
+
+    Return its exit status, which is -9 if it was killed.
+    """
+    (folder / "kill").write_text(KILL)
+    kill = ["env", f"BASH_ENV={folder}/kill", f"number={number}", "bash"]
+    return run(*kill, *command).returncode
+
+
 def test_no_pet_is_lost_if_a_restore_is_killed(rex: Path, tmp_path: Path) -> None:
-    (tmp_path / "kill").write_text(KILL)
     states: list[set[str]] = []
     returncode = -9
     while returncode == -9:
         used = create_used(tmp_path / str(len(states)))
         assert run(RESTORE, str(rex), str(used), "copy").returncode == 0
-        kill = ["env", f"BASH_ENV={tmp_path}/kill", f"number={len(states)}", "bash"]
-        returncode = run(*kill, RESTORE, str(rex), str(used), "swap").returncode
+        swap = [RESTORE, str(rex), str(used), "swap"]
+        returncode = run_killed(tmp_path, len(states), *swap)
         old = [names_in(file) for file in used.parent.glob("old-*/pets.db")]
         # If the file is missing, the service does not start.
         states.append(set(names_in(used)) if used.exists() else {"missing"})
@@ -534,26 +543,24 @@ def test_a_proxy_needs_a_host_and_an_address(proxy: str) -> None:
 def test_a_proxy_that_was_killed_can_be_set_up_or_taken_back(
     tmp_path: Path, stubs: Path, proxy: str, is_first: bool
 ) -> None:
-    (tmp_path / "kill").write_text(KILL)
     conf = tmp_path / "petstore.conf"
     previous = "" if is_first else "# The previous file."
-    for number in range(100):
+    number = 0
+    was_killed = True
+    while was_killed:
         for file in tmp_path.glob("petstore.conf*"):
             file.unlink()
         if previous:
             conf.write_text(previous)
-        kill = ["env", f"BASH_ENV={tmp_path}/kill", f"number={number}", "bash"]
-        ended = run(*kill, proxy, *HOST)
+        was_killed = run_killed(tmp_path, number, proxy, *HOST) == -9
+        number += 1
         write_stub(stubs / "nginx", "exit 1")
         assert run(proxy, *HOST).returncode == 1
-        was_killed = ended.returncode == -9
         assert conf.read_text() == (previous if was_killed else expected_conf())
         write_stub(stubs / "nginx", "")
         assert run(proxy, *HOST).returncode == 0
         assert conf.read_text() == expected_conf()
-        if not was_killed:
-            break
-    assert number > 10
+    assert number > 11
 
 
 def test_systemd_accepts_the_units(tmp_path: Path) -> None:
@@ -604,7 +611,7 @@ class Server:
         self.backup = folder / "var" / "backups" / "petstore" / "pets-1.db"
         self.database = folder / "var" / "lib" / "petstore" / "pets.db"
         self.remote = folder / "remote"
-        for name in ("etc/systemd/system", "srv", "usr", "var/lib", "var/tmp"):
+        for name in ("etc/systemd/system", "srv", "var/lib", "var/tmp"):
             (folder / name).mkdir(parents=True)
         self.backup.parent.mkdir(parents=True)
         self.backup.write_text("A backup.")
@@ -661,9 +668,7 @@ class Server:
 
     def installed(self) -> set[str]:
         """Return the installed commits."""
-        return {file.parent.name for file in self.petstore.glob("*/complete")} - {
-            "current"
-        }
+        return {file.parent.name for file in self.petstore.glob(f"{'?' * 12}/complete")}
 
 
 @pytest.fixture
@@ -799,11 +804,10 @@ def test_one_can_go_back_to_the_five_commits_that_ran_last(server: Server) -> No
     ways = []
     commits = [server.first]
     for number in range(2, 8):
-        requirements = f"flask=={number}"
-        commits.append(server.commit(**{"requirements.txt": requirements}))
-        before = {} if number < 7 else {"deploy/nginx.conf": "# new"}
-        if before:
-            commits[-1] = server.commit(**before)
+        files = {"requirements.txt": f"flask=={number}"}
+        if number == 7:
+            files["deploy/nginx.conf"] = "# new"
+        commits.append(server.commit(**files))
         ended = server.install(by="current")
         assert ("Set up the proxy again." in ended.stdout) == (number == 7)
         ways.append(ended.stdout.splitlines()[-1])
@@ -858,14 +862,12 @@ def test_an_installation_that_was_killed_can_be_run_again(
     server: Server, broken: list[str]
 ) -> None:
     server.install()
-    (server.folder / "kill").write_text(KILL)
-    kill = ["env", f"BASH_ENV={server.folder}/kill"]
     script = str(server.petstore / "repository" / "deploy" / "install")
     states: list[bool] = []
     returncode = -9
     while returncode == -9:
         commit = server.commit(*broken)
-        returncode = run(*kill, f"number={len(states)}", "bash", script).returncode
+        returncode = run_killed(server.folder, len(states), script)
         states.append(server.running() == commit)
         # A commit that was not checked never runs, not even after a restart.
         if states[-1]:
