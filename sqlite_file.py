@@ -164,7 +164,8 @@ class SqliteFile:
         in app.py). When the last connection closes, SQLite itself copies and removes
         the WAL, but not if the file was moved. Then the WAL would stay at the old path,
         with our pets, and a new `pets.db` there would take it for its own: SQLite finds
-        a WAL by its name.
+        a WAL by its name. (A file that was removed has no path any more: it is gone
+        when its connections close. deploy/rescue copies it before.)
         """
         # Never released: if threads of the program still run, they wait until it has
         # ended. Otherwise, they would log that somebody has removed the WAL.
