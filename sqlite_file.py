@@ -136,11 +136,12 @@ class SqliteFile:
         except Exception:
             connection.close()
             raise
-        # Now, the WAL and `pets.db-shm` are there, too. Each of the two connections
-        # notes all three files, and finds the same. (In a new dict, because other
-        # threads may loop over the old one.)
-        files = (self._path, f"{self._path}-wal", f"{self._path}-shm")
-        self._identities = {path: identity_at(path) for path in files}
+        # Now, the WAL and `pets.db-shm` are there, too. What is noted already stays: if
+        # a file was replaced just now, the next request sees it. (In a new dict,
+        # because other threads may loop over the old one.)
+        files = (f"{self._path}-wal", f"{self._path}-shm")
+        found = {path: identity_at(path) for path in files}
+        self._identities = {**found, **self._identities}
         return connection
 
     def _require_files_in_place(self) -> None:
