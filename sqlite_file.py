@@ -15,9 +15,9 @@ and does three things that need an explanation:
 - It refuses requests while its files are not in place. A program can still write to a
   file that somebody has moved or removed, but then nobody finds the pets.
 
-Other programs may open the file as well: a backup, the shell sqlite3, or a second
-process of the service that is just starting. SQLite lets only one of them write at a
-time. They share what they know of the WAL in a third file, `pets.db-shm`.
+Other programs may open the file as well: a backup, the shell sqlite3, or for a moment a
+second process of the service. SQLite lets only one of them write at a time. They share
+what they know of the WAL in a third file, `pets.db-shm`.
 """
 
 import os
@@ -31,8 +31,8 @@ from group_commit import GroupCommit, Result, Statement
 from storage import Rows, StorageUnavailable, Values
 
 # Seconds that SQLite waits while another program has locked the file. A write may wait
-# twice: for the batch before its own, and for its own. Together, that is less than the
-# five seconds that `Database` promises.
+# twice: for the batch before its own, and for its own (`GroupCommit`). Together, that
+# is less than the five seconds that `Database` promises.
 BUSY_TIMEOUT = 2.0
 
 
@@ -71,8 +71,9 @@ class SqliteFile:
     def read(self, sql: str, values: Values) -> Rows:
         """Return the rows of a query.
 
-        If another program has locked the file even for readers, reads wait one after
-        the other, and may take longer than the five seconds that `Database` promises.
+        If another program has locked the file even for readers (PRAGMA locking_mode =
+        EXCLUSIVE), reads wait one after the other, and may take longer than the five
+        seconds that `Database` promises.
         """
         with translated_errors(self._path), self._reader_lock:
             self._require_files_in_place()
@@ -87,10 +88,10 @@ class SqliteFile:
         whole transaction fails (a file is not in place, or the disk is full), each
         thread of the batch gets the exception, and no query sees the changes.
 
-        If the sync fails, one promise of `Database` does not hold. The changes are in
-        the WAL already. From now on, SQLite ignores them, but it does not erase them:
-        the next commit overwrites them. If the process ends before, the next start
-        takes them for a commit, and the pet is there.
+        A sync that fails is an exception to the promise of `Database` that nothing has
+        changed. The changes are in the WAL already. From now on, SQLite ignores them,
+        but it does not erase them: the next commit overwrites them. If the process ends
+        before, the next start takes them for a commit, and the pet is there.
         """
         result = self._group_commit.run((sql, values))
         if isinstance(result, list):
@@ -116,6 +117,7 @@ class SqliteFile:
                     for sql, values in statements
                 ]
         except Exception as error:
+            # Each thread raises this exception. (Only their tracebacks get mixed.)
             return [error] * len(statements)
         return results
 
@@ -162,22 +164,24 @@ class SqliteFile:
     def close(self) -> None:
         """Copy the WAL into the file, empty it, and close the connections.
 
-        Python calls this when the program ends, but not if it is killed (`open_store`
-        in app.py). When the last connection closes, SQLite itself copies and removes
-        the WAL, but not if the file was moved. Then the WAL would stay at the old path,
+        Python calls this when the program ends (`open_store` in app.py), but not if it
+        is killed. When the last connection closes, SQLite itself copies and removes the
+        WAL, but not if the file was moved. Then the WAL would stay at the old path,
         with our pets, and a new `pets.db` there would take it for its own: SQLite finds
-        a WAL by its name. (A file that was removed has no path any more: it is gone
-        when its connections close. deploy/rescue copies it before.)
+        a WAL by its name.
+
+        If the file was removed, or another one was moved over it, it has no path any
+        more. Then closing it loses its pets. Until then, deploy/rescue can copy it.
         """
-        # Never released: if threads of the program still run, they wait until it has
-        # ended. Otherwise, they would log that somebody has removed the WAL.
+        # Keep both locks: a thread that still runs waits for the end of the program.
+        # With a closed connection, it would log errors.
         self._reader_lock.acquire()
         self._group_commit.commit_lock.acquire()
         # Either connection can copy the WAL. Try both: a process that has only read has
         # no `_writer`.
         for connection in (self._reader, self._writer):
             if connection is not None:
-                with suppress(sqlite3.Error):  # If it fails, the WAL stays.
+                with suppress(sqlite3.Error):  # If it cannot be copied, the WAL stays.
                     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                 connection.close()
 
@@ -233,8 +237,8 @@ def create_or_check(connection: sqlite3.Connection, path: str) -> None:
         # IMMEDIATE: until the commit, no other process can create the schema.
         connection.execute("BEGIN IMMEDIATE")
         [version] = connection.execute("PRAGMA user_version").fetchone()
-        # sqlite_schema lists the tables. (sqlite_sequence is SQLite's own. It has the
-        # last id, and `deploy/restore empty` keeps it, so that no id is used again.)
+        # All tables but SQLite's own list of last ids: `deploy/restore empty` makes a
+        # file that has only this list, so that no id is used again.
         tables = connection.execute(
             "SELECT name FROM sqlite_schema WHERE name != 'sqlite_sequence'"
         ).fetchall()
@@ -248,8 +252,8 @@ def create_or_check(connection: sqlite3.Connection, path: str) -> None:
                 f"(its user_version is {version}); choose another file"
             )
         connection.execute(WRITE_PROBE)
-    # Each connection sets WAL mode (not possible inside of a transaction). Do it here,
-    # too: it fails if the folder cannot be written to.
+    # Each connection sets WAL mode, outside of a transaction, because another program
+    # may have changed it. Do it here, too: it fails if the folder cannot be written to.
     open_wal(connection)
 
 
