@@ -18,11 +18,12 @@ class Batch:
     """Statements of several threads that one of them commits."""
 
     def __init__(self) -> None:
-        # Held by the thread that commits this batch. The others wait for it, and then
-        # take their results, even while the next batch is committed.
+        # Held by the thread that commits this batch. The others wait for it. (Each
+        # batch has its own lock, so they do not wait for the commit of a later batch.)
         self.lock = Lock()
         self.statements: list[Statement] = []
-        # The result of each statement. None until a thread has committed the batch.
+        # The result of each statement. None until a thread has committed the batch, and
+        # never changed after that.
         self.results: list[Result] | None = None
 
 
@@ -34,19 +35,20 @@ class GroupCommit:
 
         thread 1             thread 2                 thread 3
         joins batch A
-        commits A            joins batch B            joins batch B
-                             waits for A              waits for B
+        commits A at once    joins batch B            joins batch B
+                             waits for commit_lock    waits for the lock of B
         returns its result   commits B
                              returns its result       returns its result
 
-    A thread that holds a lock takes only a later one of `Batch.lock`, `commit_lock` and
-    `_next_batch_lock`. So no two threads wait for each other.
+    To avoid a deadlock, a thread takes locks in this order only: `Batch.lock`,
+    `commit_lock`, `_next_batch_lock`. (At first, `run` holds the last one alone.)
     """
 
     def __init__(self, commit: Callable[[list[Statement]], list[Result]]) -> None:
         """`commit` executes statements in one transaction, and returns their results.
 
-        If a statement fails, its result is the exception. `commit` itself raises none.
+        If a statement fails, its result is the exception. `commit` itself must raise
+        none: the next thread of the batch would commit it again.
         """
         self._commit = commit
         # Held during each commit, so there is one at a time. `SqliteFile.close` takes
@@ -68,9 +70,9 @@ class GroupCommit:
                 # Wait until the batch before is committed. Until then, more threads may
                 # join this one.
                 with self.commit_lock:
-                    # The next batch is still this one: only the thread that commits a
-                    # batch replaces it. From here on, threads join a new one, so the
-                    # statements of this one are complete.
+                    # `_next_batch` is still `batch`: only the thread that commits a
+                    # batch replaces it. From here on, threads join a new one, so
+                    # `batch` has all its statements.
                     with self._next_batch_lock:
                         self._next_batch = Batch()
                     batch.results = self._commit(batch.statements)
