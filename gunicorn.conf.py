@@ -1,8 +1,8 @@
 """How gunicorn serves the application: https://gunicorn.org/reference/settings/
 
-gunicorn reads its settings here by their names. A function can be one, too: gunicorn
-calls `pre_request` before each request. By default, gunicorn listens on 127.0.0.1:8000,
-or on all addresses if PORT is set.
+gunicorn reads its settings here by their names, and ignores other names. A setting can
+be a function: gunicorn calls `pre_request` before each request. By default, gunicorn
+listens on 127.0.0.1:8000, or on all addresses if the environment has PORT.
 """
 
 import logging
@@ -31,19 +31,20 @@ preload_app = True
 # user name (%(u)s) of Basic authentication: a line break in it would forge a line.
 access_log_format = '%(h)s %(t)s "%(r)s" %(s)s %(B)s %(L)s'
 # If a line cannot be written, for example because the disk is full, Python's logging
-# would print all arguments of gunicorn's call: all headers, and so the key.
+# would print all that gunicorn has passed to it: all headers, and so the key.
 logging.raiseExceptions = False
 
 # By default, gunicorn creates a socket to control it. Nothing here needs it.
 control_socket_disable = True
 # By default, the header SCRIPT_NAME of a proxy on this machine sets the prefix of our
-# links. A proxy may pass on what a client has sent. Here, only the operator sets it.
+# links. A proxy may pass on what a client has sent. Here, only the operator sets it, in
+# the environment.
 forwarder_headers = ""
 
 # Not a setting. A connection carries several requests. So if the service refuses one
-# without reading its body, gunicorn reads the body, up to the next request. But if it
-# has this many bytes or more, gunicorn closes the connection. (It is a coincidence that
-# MAX_BODY in schemas.py is the same number.)
+# without reading its body, gunicorn reads the body, up to the next request. But it
+# closes the connection if the body has this many bytes or more. (MAX_BODY in schemas.py
+# is the same number by coincidence.)
 MAX_UNREAD_BODY = 64 * 1024
 
 
@@ -53,9 +54,10 @@ def pre_request(worker: object, request: Any) -> None:
     A client that was not told may send its next request on this connection, and gets
     no response. Behind a proxy, this may be the request of another client.
     """
+    # gunicorn has checked the headers, and writes their names in capitals.
     headers = dict(request.headers)
     is_long = int(headers.get("CONTENT-LENGTH", 0)) >= MAX_UNREAD_BODY
-    # The length of a body in chunks is unknown.
+    # The length of a body in chunks is unknown, so it counts as a long one.
     if is_long or "TRANSFER-ENCODING" in headers:
         request.force_close()
 
@@ -71,15 +73,17 @@ class Worker(ThreadWorker):  # type: ignore[misc]
     """
 
     def handle(self, conn: Any) -> Any:
-        """Serve a request. Return False if the connection has to be closed."""
+        """Serve a request. Return False if gunicorn has to close the connection."""
         result = super().handle(conn)
         if result is False:
             conn.close(graceful=True)
             # Next, the thread that accepts connections calls conn.close(graceful=True),
-            # too. Nothing is left to close.
+            # too. Nothing is left to close. (tests/test_server.py fails if a newer
+            # gunicorn does it in another way.)
             conn.close = lambda graceful: None
         return result
 
 
-# The option --worker-class of gunicorn would replace it.
+# With gunicorn's option --worker-class, clients that close late would delay others
+# again.
 worker_class = Worker
