@@ -16,13 +16,14 @@ from werkzeug.exceptions import RequestEntityTooLarge
 from errors import ServiceError
 
 MAX_INT64 = 2**63 - 1
-# In bytes. 64 threads may each hold a body in memory.
+# In bytes. The contract names no limit. Without one, bodies could fill the memory.
 MAX_BODY = 64 * 1024
 STATUSES = ("available", "pending", "sold")
 # A lone surrogate is one half of a character in UTF-16: "\ud83d" without "\udc08".
-# json.loads accepts it, but SQLite stores UTF-8, which has none.
+# json.loads accepts it, but SQLite stores UTF-8, which has none. (\A is the beginning
+# of the text, and \Z its end.)
 has_no_lone_surrogate = validate.Regexp(
-    r"[^\ud800-\udfff]*$", error="Must not contain lone surrogates."
+    r"\A[^\ud800-\udfff]*\Z", error="Must not contain lone surrogates."
 )
 
 
@@ -105,7 +106,8 @@ def parse_body(schema: Schema) -> dict[str, Any]:
         message = "Send the body as 'Content-Type: application/json'."
         raise ServiceError("unsupported_media_type", message, 415)
     try:
-        # As bytes, json.loads would accept UTF-16, too. -sig: skip a byte order mark.
+        # From bytes, json.loads would read UTF-16, too. utf-8-sig skips a byte order
+        # mark.
         members = json.loads(
             body.decode("utf-8-sig"),
             parse_constant=refuse_constant,
@@ -116,7 +118,7 @@ def parse_body(schema: Schema) -> dict[str, Any]:
         raise malformed("is not UTF-8") from error
     except json.JSONDecodeError as error:
         raise malformed(f"is not JSON: {error}") from error
-    except ValueError as error:  # Python's int() refuses more digits.
+    except ValueError as error:  # int() refuses more than 4,300 digits.
         raise malformed("contains a number of more than 4,300 digits") from error
     except RecursionError as error:
         raise malformed("is nested too deeply") from error
@@ -127,9 +129,9 @@ def parse_body(schema: Schema) -> dict[str, Any]:
 
 def read_body() -> bytes:
     """Return the body of the request, or raise ServiceError."""
-    # One byte more than our limit. Flask refuses a Content-Length above its limit. But
-    # of a body in chunks, it reads as much as its limit, and ignores the rest. So if
-    # the extra byte is there, the body is too large.
+    # Flask refuses a Content-Length above its limit. But of a body in chunks, it reads
+    # as much as its limit, and ignores the rest without an error. So its limit is one
+    # byte more than ours: if this byte is there, the body is too large.
     request.max_content_length = MAX_BODY + 1
     try:
         body = request.get_data()
@@ -168,7 +170,8 @@ def parse_float(text: str) -> int | float:
     number with an exponent stays a float: as an int, 1e999999999 would fill the memory.
     """
     whole, _, fraction = text.partition(".")
-    # Not int(float(text)), which would round 9007199254740993.0.
+    # An int if only zeros follow the point. (int(float(text)) would round
+    # 9007199254740993.0.)
     return int(whole) if set(fraction) == {"0"} else float(text)
 
 
