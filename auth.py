@@ -26,7 +26,7 @@ def parse_keys(setting: object) -> list[bytes]:
     for number, key in enumerate(keys, 1):
         # From ! to ~: the visible characters of ASCII.
         if not all("!" <= character <= "~" for character in key):
-            raise ValueError(f"key {number} may have visible ASCII characters only")
+            raise ValueError(f"key {number} must consist of visible ASCII characters")
     return [key.encode() for key in keys]
 
 
@@ -39,8 +39,9 @@ def require_key(valid_keys: Iterable[bytes]) -> None:
         message = "Send an API key in the header 'Authorization: Bearer <API_KEY>'."
         headers = {"WWW-Authenticate": CHALLENGE}
         raise ServiceError("missing_api_key", message, 401, headers)
-    # compare_digest takes the same time for each wrong key. == would return earlier if
-    # the first byte is wrong, and so tell an attacker which first bytes are right.
+    # compare_digest takes the same time for each wrong key of this length. == would
+    # return earlier if the first byte is wrong, and so tell an attacker which first
+    # bytes are right. (It takes bytes because it accepts ASCII only in a str.)
     if not any(compare_digest(sent, valid) for valid in valid_keys):
         message = "The API key is not valid. Send one of the keys of this service."
         headers = {"WWW-Authenticate": f'{CHALLENGE}, error="invalid_token"'}

@@ -50,7 +50,7 @@ NO_KEY = (
     ("keys", "reason"),
     [(keys, NO_KEY) for keys in (None, "", " , ,", ["k"])]
     + [
-        (f"k,,a{character}b", "key 2 may have visible ASCII characters only.")
+        (f"k,,a{character}b", "key 2 must consist of visible ASCII characters.")
         for character in "\r\n \0é\x7f"
     ],
 )
