@@ -103,6 +103,7 @@ class PetStore:
         `after`. If `status` is not None, each pet has this status.
         """
         sql = SELECT_PAGE if status is None else SELECT_PAGE_OF_STATUS
+        # A value that the SQL does not name is ignored.
         values = {"limit": limit, "status": status, "after": after}
         rows = self._database.read(sql, values)
         page = rows[:limit]
@@ -142,7 +143,7 @@ def connect(path: str, busy_timeout: float = 0) -> sqlite3.Connection:
         path,
         timeout=busy_timeout,
         isolation_level=None,  # Each statement commits itself, unless BEGIN came first.
-        check_same_thread=False,  # By default, only this thread could use it.
+        check_same_thread=False,  # By default, only the thread that opened it may.
     )
 
 
@@ -166,11 +167,12 @@ class InMemory:
             return self._connection.execute(sql, values).fetchall()
 
     def read(self, sql: str, values: Values) -> Rows:
-        """Return the rows of a query. It needs the lock, too."""
+        """Return the rows of a query. It needs the same lock and connection."""
         return self.write(sql, values)
 
     def close(self) -> None:
         """Forget the pets."""
-        self._lock.acquire()  # Never released, as in `SqliteFile.close`.
+        # Keep the lock: a thread that still runs waits for the end of the program.
+        self._lock.acquire()
         if self._connection is not None:
             self._connection.close()
