@@ -35,13 +35,15 @@ def error_response(error: HTTPException) -> Response:
     """Return the response for an HTTP error, with the Error body."""
     # Werkzeug's own response has the status, and headers such as Allow.
     response = error.get_response()
-    error_code = error.name.lower().replace(" ", "_")  # not_found for "Not Found".
+    # Werkzeug's name of the status: not_found for "Not Found".
+    error_code = error.name.lower().replace(" ", "_")
     message = error.description or error.name
     if isinstance(error, ServiceError):
         error_code = error.error_code
         response.headers.update(error.headers)
     elif error is request.routing_exception and response.status_code == 404:
-        # No operation matches the path. (abort(404) raises an exception of its own.)
+        # Flask has found no operation for the path. (A view's own 404 is another
+        # exception.)
         document = url_for("public.getOpenapi")
         message = f"Nothing is at this path. See {document} for the paths."
     elif response.status_code == 405:
