@@ -376,35 +376,67 @@ def test_the_service_starts_again_if_the_second_half_of_a_restore_fails(
     assert names_in(used) == ["Tom"]
 
 
-def test_a_removed_file_is_rescued_from_the_running_service(
-    rex: Path, tmp_path: Path, stubs: Path
+def remove(database: Path) -> None:
+    """Remove the file."""
+    database.unlink()
+
+
+def replace(database: Path) -> None:
+    """Move another store over the file."""
+    open_store(database.with_name("other.db"), "Tom").close()
+    database.with_name("other.db").rename(database)
+
+
+def move(database: Path) -> None:
+    """Give the file another name."""
+    database.rename(database.with_name("moved"))
+
+
+def move_all(database: Path) -> None:
+    """Move the file, its WAL and `pets.db-shm` into another folder."""
+    folder = database.with_name("moved")
+    folder.mkdir()
+    for file in database.parent.glob("pets.db*"):
+        file.rename(folder / file.name)
+
+
+@pytest.mark.parametrize("change", [remove, replace, move, move_all])
+def test_a_file_that_is_not_at_its_path_is_rescued_from_the_running_service(
+    rex: Path, tmp_path: Path, stubs: Path, change: Callable[[Path], None]
 ) -> None:
-    database = tmp_path / "pets.db"
-    (tmp_path / "srv").mkdir()
-    rescue = [RESCUE, f"{tmp_path}/srv"]
+    folder = copytree(ROOT / "deploy", tmp_path / "deploy")
+    script = (folder / "rescue").read_text()
+    (folder / "rescue").write_text(script.replace("/var/lib", str(tmp_path)))
+    restore, copies = str(folder / "restore"), tmp_path / "srv"
+    rescue = [str(folder / "rescue"), str(copies)]
+    database = tmp_path / "petstore" / "pets.db"
+    for new in (copies, database.parent):
+        new.mkdir()
     with serving(database) as service:
         (stubs / "systemctl.MainPID").write_text(f"{service.process.pid}\n")
         add_pets(service, 3)
         ended = run(*rescue)
-        assert ended.stderr == "The service has no removed pets.db open.\n"
-        database.unlink()
-        ended = run(RESTORE, str(rex), str(database))
+        assert ended.stderr == (
+            "The service has no database open that is not at its path.\n"
+        )
+        change(database)
+        ended = run(restore, str(rex), str(database))
         assert ended.returncode != 0
-        assert ended.stderr.endswith(f"First, run:\n    {RESCUE} /srv\n")
+        assert ended.stderr.endswith(f"First, run:\n    {rescue[0]} /srv\n")
         assert systemctl_log(stubs) == []
         for blocks in (8, 64):  # The second one is enough for pets.db, not for the WAL.
             ended = run(*full(blocks), *rescue)
             assert ended.returncode != 0
             assert ended.stderr.endswith(
-                "Do not stop the service: it has the only copy of the pets.\n"
+                "Do not stop the service: it may have the only copy of the pets.\n"
             )
-            assert [*(tmp_path / "srv").iterdir()] == []
+            assert [*copies.iterdir()] == []
         ended = run(*rescue)
-        [copy] = (tmp_path / "srv").glob("*/pets.db")
+        [copy] = copies.glob("*/pets.db")
         assert ended.stdout == (
-            f"The copy has 3 pets. Go on with:\n    {RESTORE} {copy}\n"
+            f"The copy has 3 pets. Go on with:\n    {restore} {copy}\n"
         )
-        assert run(RESTORE, str(copy), str(database)).returncode == 0
+        assert run(restore, str(copy), str(database)).returncode == 0
     assert names_in(database) == ["Rex"] * 3
     ended = run(*rescue)  # The service is gone.
     assert (ended.returncode != 0, ended.stdout) == (True, "")
