@@ -699,8 +699,8 @@ class Server:
         return systemctl_log(self.stubs).count("restart petstore")
 
     def installed(self) -> set[str]:
-        """Return the installed commits."""
-        return {file.parent.name for file in self.petstore.glob(f"{'?' * 12}/complete")}
+        """Return the folders of commits."""
+        return {folder.name for folder in self.petstore.glob("?" * 12)}
 
 
 @pytest.fixture
@@ -749,6 +749,11 @@ def break_remote(server: Server) -> None:
     server.remote.rename(server.remote.with_name("moved"))
 
 
+def interrupt(server: Server) -> None:
+    server.commit()
+    write_stub(server.stubs / "pip", "kill -INT $PPID")  # As Ctrl-C does.
+
+
 def remove_pets(server: Server) -> None:
     server.commit()
     server.database.unlink()
@@ -763,8 +768,9 @@ def lock(server: Server) -> None:
     ("break_something", "reason"),
     [
         (break_requirements, ""),
-        (break_start, "does not start. The service goes on with "),
+        (break_start, " does not start.\n"),
         (break_remote, "does not appear to be a git repository"),
+        (interrupt, ""),
         (remove_pets, "pets.db is missing or empty. See docs/server.md."),
         (lock, "Another installation or a restore runs."),
     ],
@@ -779,6 +785,8 @@ def test_an_upgrade_that_fails_changes_nothing(
         ended = server.install()
         assert ended.returncode != 0
         assert reason in ended.stderr
+        said = ended.stderr.endswith("Nothing has changed for the service.\n")
+        assert said == (break_something != lock)
         assert "The service runs" not in ended.stdout
         assert server.running() == server.first
         assert server.restarts() == restarts
@@ -787,6 +795,7 @@ def test_an_upgrade_that_fails_changes_nothing(
         good = server.commit(**{"requirements.txt": "flask==2"})
         assert server.install().returncode == 0
         assert server.running() == good
+        assert server.installed() == {server.first, good}
 
 
 @pytest.mark.parametrize("commit", ["0123456", ""])
