@@ -119,7 +119,7 @@ def create_used(folder: Path) -> Path:
 @pytest.fixture
 def used(tmp_path: Path) -> Path:
     """Return the path of a file as a killed service leaves it, with the pet Tom."""
-    return create_used(tmp_path / "used")
+    return create_used(tmp_path / "used files")
 
 
 @pytest.fixture
@@ -270,7 +270,7 @@ def test_a_restore_keeps_all_previous_files_and_can_be_undone(
     previous = contents(used.parent)
     ended = run(RESTORE, str(rex), str(used))
     [old] = used.parent.glob("old-*")
-    said = [f"{rex} has 1000 pets.", f"{used} was replaced."]
+    said = [f"{rex} has 1000 pets, with ids up to 1000.", f"{used} was replaced."]
     said.append(f"The previous files are in {old}")
     lines = ended.stdout.splitlines()
     assert lines[:3] == said
