@@ -33,7 +33,8 @@ class ServiceError(HTTPException):
 
 def error_response(error: HTTPException) -> Response:
     """Return the response for an HTTP error, with the Error body."""
-    # Werkzeug's own response has the status, and headers such as Allow.
+    # Werkzeug's own response has the status, headers such as Allow, and HTML, which is
+    # replaced below.
     response = error.get_response()
     # Werkzeug's name of the status: not_found for "Not Found".
     error_code = error.name.lower().replace(" ", "_")

@@ -31,7 +31,8 @@ class GroupCommit:
     """Shares commits between threads.
 
     At most two batches are not committed yet: one is being committed, and threads join
-    the next one. For example:
+    the next one. No thread waits in order to gather more: the next batch fills while
+    the disk is busy. For example:
 
         thread 1             thread 2                 thread 3
         joins batch A

@@ -37,8 +37,8 @@ logging.raiseExceptions = False
 # By default, gunicorn creates a socket to control it. Nothing here needs it.
 control_socket_disable = True
 # By default, the header SCRIPT_NAME of a proxy on this machine sets the prefix of our
-# links. A proxy may pass on what a client has sent. Here, only the operator sets it, in
-# the environment.
+# links (/store, for example). A proxy may pass on what a client has sent. Here, only
+# the operator sets it, in the environment.
 forwarder_headers = ""
 
 # Not a setting. A connection carries several requests. So if the service refuses one
@@ -52,7 +52,8 @@ def pre_request(worker: object, request: Any) -> None:
     """Let the response say `Connection: close` if gunicorn may close the connection.
 
     A client that was not told may send its next request on this connection, and gets
-    no response. Behind a proxy, this may be the request of another client.
+    no response. A proxy shares its connections between clients, so this may be the
+    request of another client.
     """
     # gunicorn has checked the headers, and writes their names in capitals.
     headers = dict(request.headers)

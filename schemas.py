@@ -170,8 +170,8 @@ def parse_float(text: str) -> int | float:
     number with an exponent stays a float: as an int, 1e999999999 would fill the memory.
     """
     whole, _, fraction = text.partition(".")
-    # An int if only zeros follow the point. (int(float(text)) would round
-    # 9007199254740993.0.)
+    # An int if only zeros follow the point: 1.0e5 has an e there. (int(float(text))
+    # would round 9007199254740993.0.)
     return int(whole) if set(fraction) == {"0"} else float(text)
 
 

@@ -89,9 +89,10 @@ class SqliteFile:
         thread of the batch gets the exception, and no query sees the changes.
 
         A sync that fails is an exception to the promise of `Database` that nothing has
-        changed. The changes are in the WAL already. From now on, SQLite ignores them,
-        but it does not erase them: the next commit overwrites them. If the process ends
-        before, the next start takes them for a commit, and the pet is there.
+        changed. The changes are in the WAL already. From now on, SQLite ignores them
+        (`pets.db-shm` says how far the WAL counts), but it does not erase them: the
+        next commit overwrites them. If the process ends before, the next start reads
+        the whole WAL and takes them for a commit, so the pet is there.
         """
         result = self._group_commit.run((sql, values))
         if isinstance(result, list):
@@ -108,7 +109,7 @@ class SqliteFile:
             self._require_files_in_place()
             if self._writer is None:
                 self._writer = self._connect()
-            with self._writer:  # Commits, or rolls back after an exception.
+            with self._writer:  # Commits after BEGIN, or rolls back if it fails.
                 # IMMEDIATE: wait for SQLite's lock for writing now, and once. After
                 # BEGIN alone, each statement would wait for it again.
                 self._writer.execute("BEGIN IMMEDIATE")
@@ -233,7 +234,7 @@ WRITE_PROBE = """
 
 def create_or_check(connection: sqlite3.Connection, path: str) -> None:
     """Create the schema in an empty file, or check that it is there. Set WAL mode."""
-    with connection:  # Commits, or rolls back after an exception.
+    with connection:  # Commits after BEGIN, or rolls back if it fails.
         # IMMEDIATE: until the commit, no other process can create the schema.
         connection.execute("BEGIN IMMEDIATE")
         [version] = connection.execute("PRAGMA user_version").fetchone()

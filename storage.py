@@ -25,7 +25,8 @@ CREATE_TABLE = """
         status TEXT NOT NULL CHECK (status IN ('available', 'pending', 'sold'))
     ) STRICT
 """
-# SQLite adds the id to every index, so the pets of a status are in order of their ids.
+# SQLite adds the id to every index, so the pets of a status are in order of their ids,
+# and ORDER BY id sorts nothing.
 CREATE_INDEX = "CREATE INDEX IF NOT EXISTS pets_by_status ON pets (status)"
 
 # SQLite renders the JSON: it is faster than json.dumps.
