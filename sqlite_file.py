@@ -157,9 +157,8 @@ class SqliteFile:
         for path, identity in self._identities.items():
             if identity_at(path) != identity:
                 raise StorageUnavailable(
-                    f"{path}: the file was moved, removed or replaced; put it back if "
-                    "you have it; otherwise, see docs/server.md before you restart the "
-                    "service"
+                    f"{path}: the file was moved, removed or replaced; see "
+                    "docs/server.md before you restart the service"
                 )
 
     def close(self) -> None:

@@ -39,8 +39,8 @@ def test_a_moved_file_is_503_until_it_is_back(
         assert_unavailable(post_pet(client), client.get("/healthz"))
         assert_unavailable(client.get("/v1/pets"), client.get("/v1/pets/1"))
     assert caplog.messages[-1].endswith(
-        "the file was moved, removed or replaced; put it back if you have it; "
-        "otherwise, see docs/server.md before you restart the service"
+        "the file was moved, removed or replaced; see docs/server.md before "
+        "you restart the service"
     )
     assert database.exists() == (successor != "none")
     moved.replace(database)
