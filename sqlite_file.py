@@ -15,9 +15,9 @@ and does three things that need an explanation:
 - It refuses requests while its files are not in place. A program can still write to a
   file that somebody has moved or removed, but then nobody finds the pets.
 
-Other programs may open the file as well: a backup, the shell sqlite3, or for a moment a
-second process of the service. SQLite lets only one of them write at a time. They share
-what they know of the WAL in a third file, `pets.db-shm`.
+Other programs may open the file as well: a backup, the shell sqlite3, or a new process
+of the service before the old one has ended. SQLite lets only one of them write at a
+time. They share what they know of the WAL in a third file, `pets.db-shm`.
 """
 
 import os
@@ -88,7 +88,7 @@ class SqliteFile:
         whole transaction fails (a file is not in place, or the disk is full), each
         thread of the batch gets the exception, and no query sees the changes.
 
-        A sync that fails is an exception to the promise of `Database` that nothing has
+        If the sync fails, one promise of `Database` does not hold: that nothing has
         changed. The changes are in the WAL already. From now on, SQLite ignores them
         (`pets.db-shm` says how far the WAL counts), but it does not erase them: the
         next commit overwrites them. If the process ends before, the next start reads
@@ -109,7 +109,7 @@ class SqliteFile:
             self._require_files_in_place()
             if self._writer is None:
                 self._writer = self._connect()
-            with self._writer:  # Commits after BEGIN, or rolls back if it fails.
+            with self._writer:  # Commits at its end, or rolls back after an error.
                 # IMMEDIATE: wait for SQLite's lock for writing now, and once. After
                 # BEGIN alone, each statement would wait for it again.
                 self._writer.execute("BEGIN IMMEDIATE")
@@ -139,9 +139,10 @@ class SqliteFile:
         except Exception:
             connection.close()
             raise
-        # Now, the WAL and `pets.db-shm` are there, too. What is noted already stays: if
-        # a file was replaced just now, the next request sees it. (In a new dict,
-        # because other threads may loop over the old one.)
+        # Now, the WAL and `pets.db-shm` are there, too. What is noted already stays
+        # (the right dict wins): if a file was replaced just now, the next request sees
+        # it. (In a new dict, because other threads may loop over the old one. If both
+        # connections are opened at once, both note the same.)
         files = (f"{self._path}-wal", f"{self._path}-shm")
         found = {path: identity_at(path) for path in files}
         self._identities = {**found, **self._identities}
@@ -168,13 +169,14 @@ class SqliteFile:
         is killed. When the last connection closes, SQLite itself copies and removes the
         WAL, but not if the file was moved. Then the WAL would stay at the old path,
         with our pets, and a new `pets.db` there would take it for its own: SQLite finds
-        a WAL by its name.
+        a WAL by its name. So it is copied here, into the moved file, which is open.
 
         If the file was removed, or another one was moved over it, it has no path any
-        more. Then closing it loses its pets. Until then, deploy/rescue can copy it.
+        more, and all its pets are gone when it is closed. Until then, deploy/rescue can
+        copy it.
         """
-        # Keep both locks: a thread that still runs waits for the end of the program.
-        # With a closed connection, it would log errors.
+        # Never released: a daemon thread, which Python does not wait for, may still
+        # run. It waits here until the program has ended, instead of failing.
         self._reader_lock.acquire()
         self._group_commit.commit_lock.acquire()
         # Either connection can copy the WAL. Try both: a process that has only read has
@@ -233,7 +235,7 @@ WRITE_PROBE = """
 
 def create_or_check(connection: sqlite3.Connection, path: str) -> None:
     """Create the schema in an empty file, or check that it is there. Set WAL mode."""
-    with connection:  # Commits after BEGIN, or rolls back if it fails.
+    with connection:  # Commits at its end, or rolls back after an error.
         # IMMEDIATE: until the commit, no other process can create the schema.
         connection.execute("BEGIN IMMEDIATE")
         [version] = connection.execute("PRAGMA user_version").fetchone()

@@ -26,7 +26,7 @@ CREATE_TABLE = """
     ) STRICT
 """
 # SQLite adds the id to every index, so the pets of a status are in order of their ids,
-# and ORDER BY id sorts nothing.
+# and ORDER BY id needs no sorting.
 CREATE_INDEX = "CREATE INDEX IF NOT EXISTS pets_by_status ON pets (status)"
 
 # SQLite renders the JSON: it is faster than json.dumps.
@@ -173,7 +173,8 @@ class InMemory:
 
     def close(self) -> None:
         """Forget the pets."""
-        # Keep the lock: a thread that still runs waits for the end of the program.
+        # Never released: a daemon thread, which Python does not wait for, may still
+        # run. It waits until the program has ended, instead of failing.
         self._lock.acquire()
         if self._connection is not None:
             self._connection.close()
