@@ -41,19 +41,19 @@ control_socket_disable = True
 # the operator sets it, in the environment.
 forwarder_headers = ""
 
-# Not a setting. A connection carries several requests. So if the service refuses one
-# without reading its body, gunicorn reads the body, up to the next request. But it
-# closes the connection if the body has this many bytes or more. (MAX_BODY in schemas.py
-# is the same number by coincidence.)
+# Not a setting, but a limit of gunicorn. A connection carries several requests. So if
+# the service refuses one without reading its body, gunicorn reads and drops the body,
+# to find the next request. But if the body has this many bytes or more, it closes the
+# connection instead. (MAX_BODY in schemas.py is the same number by coincidence.)
 MAX_UNREAD_BODY = 64 * 1024
 
 
 def pre_request(worker: object, request: Any) -> None:
     """Let the response say `Connection: close` if gunicorn may close the connection.
 
-    A client that was not told may send its next request on this connection, and gets
-    no response. A proxy shares its connections between clients, so this may be the
-    request of another client.
+    It is not known yet whether the service will read the body. A client that was not
+    told may send its next request on this connection, and gets no response. A proxy
+    shares its connections between clients, so this may be the request of another one.
     """
     # gunicorn has checked the headers, and writes their names in capitals.
     headers = dict(request.headers)
@@ -74,17 +74,20 @@ class Worker(ThreadWorker):  # type: ignore[misc]
     """
 
     def handle(self, conn: Any) -> Any:
-        """Serve a request. Return False if gunicorn has to close the connection."""
+        """Serve a request. Return False if the connection has to be closed.
+
+        (After True, gunicorn waits for the next request on it.)
+        """
         result = super().handle(conn)
         if result is False:
             conn.close(graceful=True)
-            # Next, the thread that accepts connections calls conn.close(graceful=True),
-            # too. Nothing is left to close. (tests/test_server.py fails if a newer
-            # gunicorn does it in another way.)
+            # Next, the thread that accepts connections calls conn.close(graceful=True).
+            # It would fail, and gunicorn would count the connection twice. (In
+            # tests/test_server.py, test_clients_that_close_late_cost_nobody_a_request
+            # fails if a newer gunicorn does it in another way.)
             conn.close = lambda graceful: None
         return result
 
 
-# With gunicorn's option --worker-class, clients that close late would delay others
-# again.
+# Do not use gunicorn's option --worker-class: it would replace this class.
 worker_class = Worker
