@@ -18,8 +18,7 @@ class Batch:
     """Statements of several threads that one of them commits."""
 
     def __init__(self) -> None:
-        # Held by the thread that commits this batch. The others wait for it. (Each
-        # batch has its own lock, so they do not wait for the commit of a later batch.)
+        # Held by the thread that commits this batch.
         self.lock = Lock()
         self.statements: list[Statement] = []
         # The result of each statement. None until a thread has committed the batch, and
@@ -30,19 +29,19 @@ class Batch:
 class GroupCommit:
     """Shares commits between threads.
 
-    At most two batches are not committed yet: one is being committed, and threads join
-    the next one. No thread waits in order to gather more: the next batch fills while
+    There are at most two batches: one that is being committed, and one that threads
+    join. No thread waits in order to gather more statements: the next batch fills while
     the disk is busy. For example:
 
         thread 1             thread 2                 thread 3
         joins batch A
         commits A at once    joins batch B            joins batch B
-                             waits for commit_lock    waits for the lock of B
+                             waits (commit_lock)      waits (the lock of B)
         returns its result   commits B
                              returns its result       returns its result
 
     To avoid a deadlock, a thread takes locks in this order only: `Batch.lock`,
-    `commit_lock`, `_next_batch_lock`. (At first, `run` holds the last one alone.)
+    `commit_lock`, `_next_batch_lock`.
     """
 
     def __init__(self, commit: Callable[[list[Statement]], list[Result]]) -> None:
@@ -65,7 +64,8 @@ class GroupCommit:
             index = len(batch.statements)
             batch.statements.append(statement)
         # The first thread that gets this lock commits the batch. The others wait here
-        # until it has ended, and find their results.
+        # until it has ended, and find their results. (Each batch has its own lock, so
+        # they do not wait for the commit of a later batch.)
         with batch.lock:
             if batch.results is None:
                 # Wait until the batch before is committed. Until then, more threads may
