@@ -32,16 +32,16 @@ def parse_keys(setting: object) -> list[bytes]:
 
 def require_key(valid_keys: Iterable[bytes]) -> None:
     """Raise ServiceError (401) unless the request carries one of the keys."""
-    # Not request.authorization, which takes a key that contains "=" for parameters.
+    # Not request.authorization: it parses a key that contains "=" as parameters.
     scheme, _, key = request.headers.get("Authorization", "").partition(" ")
     sent = key.strip().encode()
     if scheme.lower() != "bearer" or not sent:
         message = "Send an API key in the header 'Authorization: Bearer <API_KEY>'."
         headers = {"WWW-Authenticate": CHALLENGE}
         raise ServiceError("missing_api_key", message, 401, headers)
-    # compare_digest takes the same time for each wrong key of this length. == would
+    # compare_digest takes the same time for each wrong key of the same length. == would
     # return earlier if the first byte is wrong, and so tell an attacker which first
-    # bytes are right. (It takes bytes because it accepts ASCII only in a str.)
+    # bytes are right. (The keys are bytes, because of a str, it accepts ASCII only.)
     if not any(compare_digest(sent, valid) for valid in valid_keys):
         message = "The API key is not valid. Send one of the keys of this service."
         headers = {"WWW-Authenticate": f'{CHALLENGE}, error="invalid_token"'}

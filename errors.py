@@ -43,8 +43,8 @@ def error_response(error: HTTPException) -> Response:
         error_code = error.error_code
         response.headers.update(error.headers)
     elif error is request.routing_exception and response.status_code == 404:
-        # Flask has found no operation for the path. (A view's own 404 is another
-        # exception.)
+        # Flask has found no operation for the path. (abort(404) in a view raises
+        # another exception.)
         document = url_for("public.getOpenapi")
         message = f"Nothing is at this path. See {document} for the paths."
     elif response.status_code == 405:
@@ -60,6 +60,7 @@ def error_response(error: HTTPException) -> Response:
 def unavailable_response(error: Exception) -> Response:
     """Log why the store cannot answer, and return 503 without the reason."""
     current_app.logger.error("Storage unavailable: %s", error)
+    # After a sync that has failed, the pet may be stored (`SqliteFile.write`).
     message = (
         "The store cannot answer at the moment. Try again in a second. If you were "
         "adding a pet, look for it before you send it again."

@@ -118,7 +118,7 @@ def parse_body(schema: Schema) -> dict[str, Any]:
         raise malformed("is not UTF-8") from error
     except json.JSONDecodeError as error:
         raise malformed(f"is not JSON: {error}") from error
-    except ValueError as error:  # int() refuses more than 4,300 digits.
+    except ValueError as error:  # json.loads calls int(), which has this limit.
         raise malformed("contains a number of more than 4,300 digits") from error
     except RecursionError as error:
         raise malformed("is nested too deeply") from error
@@ -170,8 +170,8 @@ def parse_float(text: str) -> int | float:
     number with an exponent stays a float: as an int, 1e999999999 would fill the memory.
     """
     whole, _, fraction = text.partition(".")
-    # An int if only zeros follow the point: 1.0e5 has an e there. (int(float(text))
-    # would round 9007199254740993.0.)
+    # 1.0 becomes an int. 1.5, 1e2 and 1.0e5 stay floats. (int(float(text)) would round
+    # 9007199254740993.0.)
     return int(whole) if set(fraction) == {"0"} else float(text)
 
 
