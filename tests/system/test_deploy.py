@@ -841,6 +841,18 @@ def test_a_commit_that_does_not_answer_is_replaced_by_the_last_that_did(
     assert server.running() == server.first
 
 
+def test_an_upgrade_that_is_interrupted_late_says_what_to_do(server: Server) -> None:
+    server.install()
+    commit = server.commit()
+    write_stub(server.stubs / "curl", "kill -INT $PPID")  # As Ctrl-C does.
+    ended = server.install()
+    assert ended.returncode == 1
+    assert ended.stderr == "Run it again. Until then, the service may be down.\n"
+    write_stub(server.stubs / "curl", "")
+    assert server.install().returncode == 0
+    assert server.running() == commit
+
+
 def test_one_can_go_back_to_the_five_commits_that_ran_last(server: Server) -> None:
     server.install()
     ways = []
