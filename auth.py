@@ -41,7 +41,8 @@ def require_key(valid_keys: Iterable[bytes]) -> None:
         raise ServiceError("missing_api_key", message, 401, headers)
     # compare_digest takes the same time for each wrong key of the same length. == would
     # return earlier if the first byte is wrong, and so tell an attacker which first
-    # bytes are right. (The keys are bytes, because of a str, it accepts ASCII only.)
+    # bytes are right. (In bytes: it refuses a str that is not ASCII, and a client may
+    # send one.)
     if not any(compare_digest(sent, valid) for valid in valid_keys):
         message = "The API key is not valid. Send one of the keys of this service."
         headers = {"WWW-Authenticate": f'{CHALLENGE}, error="invalid_token"'}

@@ -43,8 +43,8 @@ def error_response(error: HTTPException) -> Response:
         error_code = error.error_code
         response.headers.update(error.headers)
     elif error is request.routing_exception and response.status_code == 404:
-        # Flask has found no operation for the path. (abort(404) in a view raises
-        # another exception.)
+        # Flask keeps the exception of a path without an operation here. (abort(404) in
+        # a view raises another one.)
         document = url_for("public.getOpenapi")
         message = f"Nothing is at this path. See {document} for the paths."
     elif response.status_code == 405:

@@ -72,8 +72,9 @@ class GroupCommit:
                 # join this one.
                 with self.commit_lock:
                     # `_next_batch` is still `batch`: only the thread that commits a
-                    # batch replaces it. From here on, threads join a new one, so
-                    # `batch` has all its statements.
+                    # batch replaces it, and this thread has the lock of `batch`. From
+                    # here on, threads join a new one, so `batch` has all its
+                    # statements.
                     with self._next_batch_lock:
                         self._next_batch = Batch()
                     batch.results = self._commit(batch.statements)

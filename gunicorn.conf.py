@@ -82,7 +82,8 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         if result is False:
             conn.close(graceful=True)
             # Next, the thread that accepts connections calls conn.close(graceful=True).
-            # It would fail, and gunicorn would count the connection twice. (In
+            # It would fail, and gunicorn, which counts connections to accept at most
+            # `worker_connections`, would subtract this one twice. (In
             # tests/test_server.py, test_clients_that_close_late_cost_nobody_a_request
             # fails if a newer gunicorn does it in another way.)
             conn.close = lambda graceful: None

@@ -129,9 +129,10 @@ def parse_body(schema: Schema) -> dict[str, Any]:
 
 def read_body() -> bytes:
     """Return the body of the request, or raise ServiceError."""
-    # Flask refuses a Content-Length above its limit. But of a body in chunks, it reads
-    # as much as its limit, and ignores the rest without an error. So its limit is one
-    # byte more than ours: if this byte is there, the body is too large.
+    # Flask refuses a Content-Length above its limit. But of a body in chunks, whose
+    # length is known only at its end, it reads as much as its limit, and ignores the
+    # rest without an error. So its limit is one byte more than ours: if this byte is
+    # there, the body is too large.
     request.max_content_length = MAX_BODY + 1
     try:
         body = request.get_data()
