@@ -81,6 +81,18 @@ def write_stub(file: Path, script: str) -> None:
     file.chmod(0o755)
 
 
+def copy_deploy(copies: Path, name: str, paths: dict[str, str]) -> str:
+    """Copy deploy/, and replace paths in one of its scripts. Return this script."""
+    copytree(ROOT / "deploy", copies)
+    script = copies / name
+    text = script.read_text()
+    for path, replacement in paths.items():
+        assert path in text
+        text = text.replace(path, replacement)
+    script.write_text(text)
+    return str(script)
+
+
 def systemctl_log(stubs: Path) -> list[str]:
     """Return the arguments of each systemctl that has changed something."""
     return (stubs / "systemctl.log").read_text().splitlines()
@@ -404,11 +416,9 @@ def move_all(database: Path) -> None:
 def test_a_file_that_is_not_at_its_path_is_rescued_from_the_running_service(
     rex: Path, tmp_path: Path, stubs: Path, change: Callable[[Path], None]
 ) -> None:
-    folder = copytree(ROOT / "deploy", tmp_path / "deploy")
-    script = (folder / "rescue").read_text()
-    (folder / "rescue").write_text(script.replace("/var/lib", str(tmp_path)))
-    restore, copies = str(folder / "restore"), tmp_path / "srv"
-    rescue = [str(folder / "rescue"), str(copies)]
+    script = copy_deploy(tmp_path / "deploy", "rescue", {"/var/lib": str(tmp_path)})
+    restore, copies = f"{tmp_path}/deploy/restore", tmp_path / "srv"
+    rescue = [script, str(copies)]
     database = tmp_path / "petstore" / "pets.db"
     for new in (copies, database.parent):
         new.mkdir()
@@ -514,10 +524,8 @@ def proxy(tmp_path: Path, stubs: Path) -> str:
     """Return the path of a deploy/proxy that writes into a folder of the test."""
     for program in ("certbot", "nginx", "curl", "sleep"):
         write_stub(stubs / program, "")
-    folder = copytree(ROOT / "deploy", tmp_path / "deploy")
-    script = (folder / "proxy").read_text()
-    (folder / "proxy").write_text(script.replace("/etc/nginx/conf.d", str(tmp_path)))
-    return str(folder / "proxy")
+    paths = {"/etc/nginx/conf.d": str(tmp_path)}
+    return copy_deploy(tmp_path / "deploy", "proxy", paths)
 
 
 HOST = ("store.example", "admin@store.example")
@@ -658,13 +666,9 @@ class Server:
             "install": 'test "$1" = -d',
         }.items():
             write_stub(stubs / name, script)
-        copytree(ROOT / "deploy", self.remote / "deploy")
-        script = (self.remote / "deploy" / "install").read_text()
-        for name in ("srv", "etc", "var"):
-            script = script.replace(f"/{name}/", f"{folder}/{name}/")
-        assert "/usr/bin/python3 " in script
-        script = script.replace("/usr/bin/python3 ", f"{stubs}/make-environment ")
-        (self.remote / "deploy" / "install").write_text(script)
+        paths = {f"/{name}/": f"{folder}/{name}/" for name in ("srv", "etc", "var")}
+        paths["/usr/bin/python3 "] = f"{stubs}/make-environment "
+        copy_deploy(self.remote / "deploy", "install", paths)
         self.git("init", "--quiet", "--initial-branch=main")
         self.git("config", "user.name", "Developer")
         self.git("config", "user.email", "developer@git.example")
