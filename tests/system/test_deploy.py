@@ -911,7 +911,9 @@ def test_an_environment_without_its_python_is_made_again(server: Server) -> None
     server.install()
     python = server.petstore / server.first / ".venv" / "bin" / "python"
     write_stub(python, "exit 1")  # As after an upgrade of Debian.
-    assert server.install(by="current").returncode == 0
+    server.commit("does-not-start")  # The newest commit is of no use.
+    assert server.install("current", by="current").returncode == 0
+    assert server.running() == server.first
     assert run(str(python)).returncode == 0
 
 
