@@ -1,10 +1,12 @@
 """deploy/: installations, backups, restores, and the units."""
 
+import fcntl
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 from shutil import copytree, which
@@ -101,6 +103,15 @@ def systemctl_log(stubs: Path) -> list[str]:
 RESTARTED = ["stop petstore petstore.socket", "start petstore"]
 
 
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder during a `with` block, as another script does."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    yield
+    os.close(descriptor)
+
+
 def names_in(database: Path) -> list[str]:
     """Return the names of the pets in a file."""
     with other_program(database) as program:
@@ -186,6 +197,7 @@ def test_the_thirty_backups_that_were_written_last_are_kept(
     rex: Path, backups: Path
 ) -> None:
     others = ["pets-before-migration.db", "pets-2020-01-01T000000 copy.db"]
+    others.append("unfinished.db.keep")
     old = [f"pets-2026-01-{day:02}T000000.db" for day in range(1, 32)]
     # This one was copied back from elsewhere.
     returned = "pets-2020-01-01T000000.db"
@@ -202,6 +214,26 @@ def test_the_thirty_backups_that_were_written_last_are_kept(
     [new] = {*contents(backups)} - {*others, *old, returned}
     assert re.fullmatch(r"pets-\d{4}-\d\d-\d\dT\d{6}\.db", new)
     assert {*contents(backups)} == {*others, *old[3:], returned, new}
+
+
+def test_a_new_backup_stays_if_the_clock_was_ahead(
+    rex: Path, backups: Path, stubs: Path
+) -> None:
+    for day in range(1, 32):
+        (backups / f"pets-2026-01-{day:02}T000000.db").touch()
+    # The others seem to be newer.
+    write_stub(stubs / "ls", f'exec {which("ls")} -r "$@"')
+    copied = run(BACKUP, str(rex), str(backups)).stdout
+    [new] = re.findall(f"{backups}/(.*): 1000 pets", copied)
+    assert (backups / new).exists()
+    assert len(contents(backups)) == 30
+
+
+def test_one_backup_runs_at_a_time(rex: Path, backups: Path) -> None:
+    with locked(backups):
+        ended = run(BACKUP, str(rex), str(backups))
+    assert (ended.returncode, ended.stderr) == (1, "Another backup runs.\n")
+    assert contents(backups) == {}
 
 
 def cut_short(data: bytes) -> bytes:
