@@ -267,6 +267,8 @@ def test_port_80_sends_only_a_browser_to_https(proxy: Proxy) -> None:
         answer = proxy.send_unencrypted(method, "/v1/pets")
         assert_error(answer, 403, "https_required")
     assert_error(proxy.send_unencrypted("POST", "/"), 403, "https_required")
+    # Decoded, this ends with a line break, which would get into Location.
+    assert_error(proxy.send_unencrypted("GET", "/%0A"), 403, "https_required")
     assert_error(proxy.send_unencrypted("GET", "/petstore-error"), 404, "not_found")
     assert_error(proxy.send_unencrypted("GET", "/v1/pets", "x y"), 400, "bad_request")
     challenge = "/.well-known/acme-challenge/"
