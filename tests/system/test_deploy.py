@@ -570,21 +570,44 @@ def expected_conf(prefix: str = "") -> str:
     return conf.replace("petstore;", "petstore/;") if prefix else conf
 
 
-@pytest.mark.parametrize("failing", ["certbot", "nginx", "curl"])
+@pytest.mark.parametrize(
+    ("failing", "script", "reloads"),
+    [
+        ("certbot", "exit 1", 0),
+        ("nginx", "exit 1", 1),
+        ("curl", "exit 1", 2),
+        ("curl", "kill -INT $PPID", 2),  # As Ctrl-C does.
+    ],
+)
 @pytest.mark.parametrize("previous", [None, "# The previous file."])
 def test_nginx_goes_on_as_before_if_a_proxy_cannot_be_set_up(
-    tmp_path: Path, stubs: Path, proxy: str, failing: str, previous: str | None
+    tmp_path: Path,
+    stubs: Path,
+    proxy: str,
+    failing: str,
+    script: str,
+    reloads: int,
+    previous: str | None,
 ) -> None:
+    before = {"petstore.conf.old": "# A file of the operator."}
     if previous:
-        (tmp_path / "petstore.conf").write_text(previous)
-    write_stub(stubs / failing, "exit 1")
-    assert run(proxy, *HOST).returncode == 1
+        before["petstore.conf"] = previous
+    for name, text in before.items():
+        (tmp_path / name).write_text(text)
+    write_stub(stubs / failing, script)
+    assert run(proxy, *HOST, VERSION_CONTROL="numbered").returncode == 1
     left = {file.name: file.read_text() for file in tmp_path.glob("petstore.conf*")}
     # nginx accepts an empty file.
-    assert left in ({"petstore.conf": previous or ""}, {})
-    reloads = {"certbot": 0, "nginx": 1, "curl": 2}
+    assert left in (before, {**before, "petstore.conf": previous or ""})
     log = systemctl_log(stubs)
-    assert log == ["start nginx", *["reload nginx"] * reloads[failing]]
+    assert log == ["start nginx", *["reload nginx"] * reloads]
+
+
+def test_one_proxy_is_set_up_at_a_time(tmp_path: Path, stubs: Path, proxy: str) -> None:
+    with locked(tmp_path):
+        ended = run(proxy, *HOST)
+    assert (ended.returncode, ended.stderr) == (1, "Another proxy is being set up.\n")
+    assert systemctl_log(stubs) == []
 
 
 @pytest.mark.parametrize("prefix", ["", "/store"])
@@ -595,7 +618,8 @@ def test_a_proxy_can_be_set_up_again(
         (stubs / "systemctl.Environment").write_text(
             f"Environment=PETSTORE_DATABASE=/x SCRIPT_NAME={prefix}\n"
         )
-    write_stub(stubs / "curl", f'echo "$*" > {stubs}/curl.log')
+    for program in ("certbot", "curl"):
+        write_stub(stubs / program, f'echo "$*" > {stubs}/{program}.log')
     for _ in range(2):
         assert run(proxy, *HOST).returncode == 0
         [file] = tmp_path.glob("petstore.conf*")
@@ -603,6 +627,8 @@ def test_a_proxy_can_be_set_up_again(
     # The proxy of a company's network would not find this machine.
     asked = f"--noproxy * --connect-to ::127.0.0.1: https://{HOST[0]}{prefix}/healthz\n"
     assert (stubs / "curl.log").read_text().endswith(asked)
+    # Otherwise, certbot may choose another name.
+    assert f"--cert-name {HOST[0]} " in (stubs / "certbot.log").read_text()
 
 
 def test_a_proxy_needs_a_host_and_an_address(proxy: str) -> None:
