@@ -25,9 +25,7 @@ from tests.service import (
     start_writers,
 )
 
-BACKUP, RESTORE, RESCUE = (
-    str(ROOT / "deploy" / name) for name in ("backup", "restore", "rescue")
-)
+BACKUP = str(ROOT / "deploy" / "backup")
 # What the scripts run as root on a server. Here, they run without root and systemd.
 STUBS = {
     "chown": "",
@@ -36,27 +34,19 @@ STUBS = {
             show) cat "$0.$3" ;;
             *) echo "$*" >> "$0.log" ;;
         esac""",
-    # Like systemd, it obeys ExecStartPre=, ExecStopPost= and WorkingDirectory=.
+    # Like systemd, it obeys WorkingDirectory=.
     "systemd-run": """
-        before=true after=true
         while :; do
             case $1 in
                 -p)
-                    case $2 in
-                        ExecStartPre=+*) before=${2#*+} ;;
-                        ExecStopPost=+*) after=${2#*+} ;;
-                        WorkingDirectory=*) cd "${2#*=}" ;;
-                    esac
+                    case $2 in WorkingDirectory=*) cd "${2#*=}" ;; esac
                     shift 2
                     ;;
                 -*) shift ;;
-                *) break ;;
+                *) exec "$@" ;;
             esac
-        done
-        $before && "$@"
-        status=$?
-        $after
-        exit $status""",
+        done""",
+    "sleep": "",
 }
 
 
@@ -83,16 +73,32 @@ def write_stub(file: Path, script: str) -> None:
     file.chmod(0o755)
 
 
-def copy_deploy(copies: Path, name: str, paths: dict[str, str]) -> str:
-    """Copy deploy/, and replace paths in one of its scripts. Return this script."""
+def copy_deploy(copies: Path, root: Path) -> None:
+    """Copy deploy/. The scripts use the folders etc, srv and var of this root."""
     copytree(ROOT / "deploy", copies)
-    script = copies / name
-    text = script.read_text()
-    for path, replacement in paths.items():
-        assert path in text
-        text = text.replace(path, replacement)
-    script.write_text(text)
-    return str(script)
+    for script in copies.iterdir():
+        if not script.suffix:
+            text = script.read_text()
+            script.write_text(re.sub("/(etc|srv|var)/", rf"{root}/\1/", text))
+
+
+@pytest.fixture
+def deploy(tmp_path: Path) -> Path:
+    """Return a copy of deploy/ whose scripts take the folder of the test for the root.
+
+    Its pets.db is missing.
+    """
+    for name in ("etc/nginx/conf.d", "srv/petstore", "var/lib/petstore"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "etc" / "petstore.env").write_text("PETSTORE_API_KEYS=k\n")
+    copy_deploy(tmp_path / "deploy", tmp_path)
+    return tmp_path / "deploy"
+
+
+@pytest.fixture
+def restore(deploy: Path) -> str:
+    """Return the path of the script."""
+    return str(deploy / "restore")
 
 
 def systemctl_log(stubs: Path) -> list[str]:
@@ -100,7 +106,11 @@ def systemctl_log(stubs: Path) -> list[str]:
     return (stubs / "systemctl.log").read_text().splitlines()
 
 
-RESTARTED = ["stop petstore petstore.socket", "start petstore"]
+RESTARTED = [
+    "stop petstore petstore.socket",
+    "stop petstore-restore*",
+    "restart petstore",
+]
 
 
 @contextmanager
@@ -129,9 +139,14 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def create_used(folder: Path) -> Path:
-    """Create a file as a killed service leaves it: the pet Tom is in the WAL."""
+    """Create a file as a killed service leaves it: the pet Tom is in the WAL.
+
+    His id is 2000, and pet 2500 was deleted.
+    """
     folder.mkdir()
     store = open_store(folder / "pets.db", "Tom")
+    store.write("UPDATE pets SET id = 2000", {})
+    store.write("UPDATE sqlite_sequence SET seq = 2500", {})
     files = {file: file.read_bytes() for file in folder.iterdir()}
     store.close()
     for file, data in files.items():
@@ -269,14 +284,14 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("damage", ["missing", *DAMAGE])
 def test_a_bad_file_is_refused_and_nothing_changes(
-    rex: Path, used: Path, backups: Path, stubs: Path, damage: str
+    rex: Path, used: Path, backups: Path, stubs: Path, restore: str, damage: str
 ) -> None:
     if damage == "missing":
         rex.unlink()
     else:
         rex.write_bytes(DAMAGE[damage](rex.read_bytes()))
     before = contents(used.parent)
-    for command in ([BACKUP, str(rex), str(backups)], [RESTORE, str(rex), str(used)]):
+    for command in ([BACKUP, str(rex), str(backups)], [restore, str(rex), str(used)]):
         ended = run(*command)
         assert ended.returncode != 0
         assert ended.stderr
@@ -291,39 +306,45 @@ def full(blocks: int) -> list[str]:
     return ["sh", "-c", f'trap "" XFSZ; ulimit -f {blocks}; exec "$@"', "sh"]
 
 
-@pytest.mark.parametrize("script", [BACKUP, RESTORE], ids=["backup", "restore"])
+@pytest.mark.parametrize("script", ["backup", "restore"])
 def test_nothing_changes_if_the_disk_is_full(
-    rex: Path, used: Path, stubs: Path, script: str
+    rex: Path, used: Path, stubs: Path, deploy: Path, script: str
 ) -> None:
     before = contents(used.parent)
-    target = used if script == RESTORE else used.parent
-    assert "I/O error" in run(*full(8), script, str(rex), str(target)).stderr
+    target = used if script == "restore" else used.parent
+    command = [str(deploy / script), str(rex), str(target)]
+    assert "I/O error" in run(*full(8), *command).stderr
     assert contents(used.parent) == before
     assert systemctl_log(stubs) == []
 
 
 @pytest.mark.parametrize("damage", ["", "missing", "empty", "text"])
 def test_a_restore_keeps_all_previous_files_and_can_be_undone(
-    rex: Path, used: Path, stubs: Path, damage: str
+    rex: Path, used: Path, stubs: Path, restore: str, damage: str
 ) -> None:
     Path(f"{used}-journal").touch()
+    others = {used.with_name(f"{name}.db.old") for name in ("restored", "unfinished")}
+    for file in others:
+        file.mkdir()  # What an operator keeps here.
     if damage == "missing":
         used.unlink()
     elif damage:
         used.write_bytes(DAMAGE[damage](b""))
     previous = contents(used.parent)
-    ended = run(RESTORE, str(rex), str(used))
+    ended = run(restore, str(rex), str(used))
     [old] = used.parent.glob("old-*")
     said = [f"{rex} has 1000 pets, with ids up to 1000.", f"{used} was replaced."]
     said.append(f"The previous files are in {old}")
     lines = ended.stdout.splitlines()
     assert lines[:3] == said
     assert ("INSERT OR IGNORE" in ended.stdout) == (damage in {"", "text"})
+    warning = f"{used} is damaged: new pets may get ids that its pets have.\n"
+    assert (warning in ended.stderr) == (damage == "text")
     assert systemctl_log(stubs) == RESTARTED
     assert contents(old) == previous
-    assert {*used.parent.iterdir()} == {used, old}
+    assert {*used.parent.iterdir()} == {used, old, *others}
     assert set(names_in(used)) == {"Rex"}
-    undone = run(RESTORE, str(old / "pets.db"), str(used))
+    undone = run(restore, str(old / "pets.db"), str(used))
     assert (undone.returncode == 0) == (not damage)
     assert set(names_in(used)) == ({"Rex"} if damage else {"Tom"})
 
@@ -333,39 +354,42 @@ def add_pet(database: Path, name: str) -> None:
     open_store(database, name).close()
 
 
+def last_id(database: Path) -> int:
+    """Return the largest id of a pet."""
+    with other_program(database) as program:
+        return int(program.execute("SELECT max(id) FROM pets").fetchone()[0])
+
+
 @pytest.mark.parametrize("backup", ["rex", "empty"])
 def test_the_pets_that_a_restore_has_removed_can_be_added_again(
-    rex: Path, used: Path, backup: str
+    rex: Path, used: Path, restore: str, backup: str
 ) -> None:
-    with other_program(used) as program:
-        program.execute("UPDATE sqlite_sequence SET seq = 2000")
-    add_pet(used, "Tim")
-    ended = run(RESTORE, str(rex) if backup == "rex" else "empty", str(used))
-    add_pet(used, "Kim")  # With no id that Tom or Tim had.
+    # Another program's table, which has last ids, too.
+    other = "CREATE TABLE other (id INTEGER PRIMARY KEY AUTOINCREMENT)"
+    with other_program(used, other, "INSERT INTO other VALUES (9)"):
+        pass
+    ended = run(restore, str(rex) if backup == "rex" else "empty", str(used))
+    add_pet(used, "Kim")
+    assert last_id(used) == 2501
     command = ended.stdout.splitlines()[-1]
-    added = [run("sh", "-c", command).stdout for _ in range(2)]
-    if backup == "rex":  # Both stores have a pet with the id 1.
-        assert added == ["1\n", "0\n"]
-        assert names_in(used) == ["Rex"] * 1000 + ["Tim", "Kim"]
-    else:
-        assert added == ["2\n", "0\n"]
-        assert names_in(used) == ["Tom", "Tim", "Kim"]
+    assert [run("sh", "-c", command).stdout for _ in range(2)] == ["1\n", "0\n"]
+    assert names_in(used)[-2:] == ["Tom", "Kim"]
 
 
 @pytest.mark.parametrize("name", ["restored.db", "unfinished.db"])
 def test_a_backup_with_the_name_of_a_copy_is_refused(
-    rex: Path, used: Path, name: str
+    rex: Path, used: Path, restore: str, name: str
 ) -> None:
     backup = rex.rename(used.with_name(name))
     before = contents(used.parent)
-    ended = run(RESTORE, str(backup), str(used))
+    ended = run(restore, str(backup), str(used))
     assert ended.returncode != 0
     assert ended.stderr.startswith(f"Rename {backup} first.\n")
     assert contents(used.parent) == before
 
 
 def test_the_settings_of_the_shell_of_sqlite_change_nothing(
-    rex: Path, used: Path, backups: Path, stubs: Path
+    rex: Path, used: Path, backups: Path, stubs: Path, restore: str
 ) -> None:
     # As with `.headers on` in ~/.sqliterc. (sqlite3 looks for it in root's own folder.)
     write_stub(
@@ -373,27 +397,31 @@ def test_the_settings_of_the_shell_of_sqlite_change_nothing(
         f"""case $1 in -init) ;; *) set -- -cmd '.headers on' "$@" ;; esac
         exec {which("sqlite3")} "$@\"""",
     )
-    for command in ([BACKUP, str(rex), str(backups)], [RESTORE, str(rex), str(used)]):
+    for command in ([BACKUP, str(rex), str(backups)], [restore, str(rex), str(used)]):
         ended = run(*command)
         assert (ended.returncode, ended.stderr) == (0, "")
         assert re.search("(: | has )1000 pets", ended.stdout)
 
 
-def test_a_backup_without_pets_is_not_restored(tmp_path: Path, used: Path) -> None:
+def test_a_backup_without_pets_is_not_restored(
+    tmp_path: Path, used: Path, restore: str
+) -> None:
     SqliteFile(str(tmp_path / "empty.db")).close()
     before = contents(used.parent)
-    ended = run(RESTORE, str(tmp_path / "empty.db"), str(used))
+    ended = run(restore, str(tmp_path / "empty.db"), str(used))
     assert f"{tmp_path}/empty.db has no pets.\n" in ended.stderr
     assert contents(used.parent) == before
 
 
 @pytest.mark.parametrize("missing", [False, True], ids=["pets", "no file"])
-def test_an_empty_store_keeps_the_previous_files(used: Path, missing: bool) -> None:
+def test_an_empty_store_keeps_the_previous_files(
+    used: Path, restore: str, missing: bool
+) -> None:
     if missing:
         for file in used.parent.iterdir():
             file.unlink()
     previous = contents(used.parent)
-    assert run(RESTORE, "empty", str(used)).returncode == 0
+    assert run(restore, "empty", str(used)).returncode == 0
     assert [contents(old) for old in used.parent.glob("old-*")] == (
         [previous] if previous else []
     )
@@ -402,22 +430,100 @@ def test_an_empty_store_keeps_the_previous_files(used: Path, missing: bool) -> N
 
 
 def test_a_file_that_gets_no_second_name_is_moved(
-    rex: Path, used: Path, stubs: Path
+    rex: Path, used: Path, stubs: Path, restore: str
 ) -> None:
     previous = contents(used.parent)
     write_stub(stubs / "ln", "exit 1")  # As for a file of another user.
-    assert run(RESTORE, str(rex), str(used)).returncode == 0
+    assert run(restore, str(rex), str(used)).returncode == 0
     [old] = used.parent.glob("old-*")
     assert contents(old) == previous
 
 
-def test_the_service_starts_again_if_the_second_half_of_a_restore_fails(
-    rex: Path, used: Path, stubs: Path
+@pytest.mark.parametrize("failing", ["mkdir", "sync", "sync, ln"])
+def test_nothing_changes_if_the_second_half_of_a_restore_fails(
+    rex: Path, used: Path, stubs: Path, restore: str, failing: str
 ) -> None:
-    write_stub(stubs / "mktemp", "exit 1")
-    assert run(RESTORE, str(rex), str(used)).returncode != 0
+    previous = contents(used.parent)
+    # `sync` of the new folder. Without `ln`, the files have been moved there before.
+    script = 'case $1 in old-*) exit 1 ;; esac; exec {} "$@"'
+    for name in failing.split(", "):
+        write_stub(stubs / name, script.format(which(name)))
+    if "ln" in failing:
+        write_stub(stubs / "ln", "exit 1")
+    ended = run(restore, str(rex), str(used))
+    assert ended.returncode != 0
+    assert "Nothing has changed.\n" in ended.stderr
     assert systemctl_log(stubs) == RESTARTED
+    used.with_name("restored.db").unlink()
+    assert contents(used.parent) == previous
+    assert [*used.parent.glob("old-*")] == []
+
+
+@pytest.mark.parametrize("reason", ["a lock", "a full disk"])
+def test_nothing_changes_if_the_last_id_is_not_known(
+    rex: Path, used: Path, restore: str, reason: str
+) -> None:
+    assert run(restore, str(rex), str(used), "copy").returncode == 0
+    swap = [restore, str(rex), str(used), "swap"]
+    if reason == "a lock":
+        lock = ("PRAGMA locking_mode = EXCLUSIVE", "BEGIN IMMEDIATE")
+        with other_program(used, *lock):
+            ended = run(*swap)
+        assert "pets.db cannot be read, is locked, or the disk is full." in ended.stderr
+    else:
+        ended = run(*full(0), *swap)
+    assert ended.returncode != 0
+    assert ended.stderr.endswith("Nothing has changed.\n")
     assert names_in(used) == ["Tom"]
+    assert [*used.parent.glob("old-*")] == []
+    assert run(*swap).returncode == 0
+    add_pet(used, "Kim")
+    assert last_id(used) == 2501
+
+
+def test_a_restore_goes_on_after_signals_and_starts_the_service(
+    rex: Path, used: Path, stubs: Path, restore: str
+) -> None:
+    # Sent to the script while it stops the service, and to its second half.
+    kill = "kill -HUP $PPID; kill -INT $PPID; kill -TERM $PPID"
+    write_stub(
+        stubs / "systemctl", STUBS["systemctl"] + f"\n[ $1 = show ] || {{ {kill}; }}"
+    )
+    write_stub(stubs / "mkdir", f'{kill}; exec {which("mkdir")} "$@"')
+    assert run(restore, str(rex), str(used)).returncode == 0
+    assert systemctl_log(stubs) == RESTARTED
+    assert set(names_in(used)) == {"Rex"}
+
+
+def test_a_restore_starts_the_service_although_systemctl_fails_once(
+    rex: Path, used: Path, stubs: Path, restore: str
+) -> None:
+    # As during `systemctl daemon-reexec`.
+    fail_once = (
+        '[ $1 != restart ] || [ -e "$0.failed" ] || { touch "$0.failed"; exit 1; }'
+    )
+    write_stub(stubs / "systemctl", STUBS["systemctl"] + f"\n{fail_once}")
+    assert run(restore, str(rex), str(used)).returncode == 0
+    assert systemctl_log(stubs) == [*RESTARTED, "restart petstore"]
+
+
+def test_the_pets_of_a_cluster_are_not_restored(
+    rex: Path, used: Path, stubs: Path, deploy: Path, tmp_path: Path
+) -> None:
+    settings = tmp_path / "etc" / "petstore.env"
+    for text, reason in (
+        ("RQLITE_NODES=127.0.0.1:4001\n", "The pets are in a cluster."),
+        (None, "petstore.env: No such file or directory"),
+    ):
+        settings.unlink()
+        if text:
+            settings.write_text(text)
+        ended = run(str(deploy / "restore"), str(rex), str(used))
+        assert ended.returncode != 0
+        assert reason in ended.stderr
+        settings.touch()
+    assert names_in(used) == ["Tom"]
+    assert systemctl_log(stubs) == []
 
 
 def remove(database: Path) -> None:
@@ -446,14 +552,16 @@ def move_all(database: Path) -> None:
 
 @pytest.mark.parametrize("change", [remove, replace, move, move_all])
 def test_a_file_that_is_not_at_its_path_is_rescued_from_the_running_service(
-    rex: Path, tmp_path: Path, stubs: Path, change: Callable[[Path], None]
+    rex: Path,
+    tmp_path: Path,
+    stubs: Path,
+    deploy: Path,
+    change: Callable[[Path], None],
 ) -> None:
-    script = copy_deploy(tmp_path / "deploy", "rescue", {"/var/lib": str(tmp_path)})
-    restore, copies = f"{tmp_path}/deploy/restore", tmp_path / "srv"
-    rescue = [script, str(copies)]
-    database = tmp_path / "petstore" / "pets.db"
-    for new in (copies, database.parent):
-        new.mkdir()
+    restore, copies = f"{deploy}/restore", tmp_path / "copies"
+    rescue = [f"{deploy}/rescue", str(copies)]
+    database = tmp_path / "var" / "lib" / "petstore" / "pets.db"
+    copies.mkdir()
     with serving(database) as service:
         (stubs / "systemctl.MainPID").write_text(f"{service.process.pid}\n")
         add_pets(service, 3)
@@ -462,9 +570,12 @@ def test_a_file_that_is_not_at_its_path_is_rescued_from_the_running_service(
             "The service has no database open that is not at its path.\n"
         )
         change(database)
-        ended = run(restore, str(rex), str(database))
-        assert ended.returncode != 0
-        assert ended.stderr.endswith(f"First, run:\n    {rescue[0]} /srv\n")
+        # No other file counts as a copy of the open one, whatever its name is.
+        (tmp_path / "rescue-xyz").mkdir()
+        for backup in (rex, rex.rename(tmp_path / "rescue-xyz" / "pets.db")):
+            ended = run(restore, str(backup))
+            assert ended.returncode != 0
+            assert f"First, run:\n    {rescue[0]} /srv\n" in ended.stderr
         assert systemctl_log(stubs) == []
         for blocks in (8, 64):  # The second one is enough for pets.db, not for the WAL.
             ended = run(*full(blocks), *rescue)
@@ -478,21 +589,36 @@ def test_a_file_that_is_not_at_its_path_is_rescued_from_the_running_service(
         assert ended.stdout == (
             f"The copy has 3 pets. Go on with:\n    {restore} {copy}\n"
         )
-        assert run(restore, str(copy), str(database)).returncode == 0
+        assert run(restore, str(copy)).returncode == 0
     assert names_in(database) == ["Rex"] * 3
     ended = run(*rescue)  # The service is gone.
     assert (ended.returncode != 0, ended.stdout) == (True, "")
 
 
-def test_all_refuse_a_folder_of_another_user(rex: Path, backups: Path) -> None:
+@pytest.mark.parametrize("failing", ["systemctl", "pgrep"])
+def test_nothing_is_restored_unless_rescue_knows_what_the_service_has_open(
+    rex: Path, used: Path, stubs: Path, restore: str, failing: str
+) -> None:
+    (stubs / "systemctl.MainPID").write_text(f"{os.getpid()}\n")
+    write_stub(stubs / failing, "exit 2")
+    assert run(restore, str(rex), str(used)).returncode != 0
+    assert names_in(used) == ["Tom"]
+
+
+def test_all_refuse_a_folder_of_another_user(
+    rex: Path, backups: Path, deploy: Path
+) -> None:
     folder = Path("/")
     if os.geteuid() == 0:
         folder = backups
         os.chown(folder, 65_534, -1)
     for command, owner in (
         ([BACKUP, str(rex), str(folder)], f"the user that owns {folder}."),
-        ([RESTORE, str(rex), f"{folder}/x"], f"the user that owns {folder}."),
-        ([RESCUE, str(folder)], "a folder that belongs to"),
+        (
+            [f"{deploy}/restore", str(rex), f"{folder}/x"],
+            f"the user that owns {folder}.",
+        ),
+        ([f"{deploy}/rescue", str(folder)], "a folder that belongs to"),
     ):
         ended = run(*command)
         assert ended.returncode != 0
@@ -515,31 +641,50 @@ def run_killed(folder: Path, number: int, *command: str) -> int:
     return run(*kill, *command).returncode
 
 
-def test_no_pet_is_lost_if_a_restore_is_killed(rex: Path, tmp_path: Path) -> None:
+def test_no_pet_is_lost_if_a_restore_is_killed(
+    rex: Path, tmp_path: Path, restore: str
+) -> None:
     states: list[set[str]] = []
     returncode = -9
     while returncode == -9:
         used = create_used(tmp_path / str(len(states)))
-        assert run(RESTORE, str(rex), str(used), "copy").returncode == 0
-        swap = [RESTORE, str(rex), str(used), "swap"]
+        assert run(restore, str(rex), str(used), "copy").returncode == 0
+        swap = [restore, str(rex), str(used), "swap"]
         returncode = run_killed(tmp_path, len(states), *swap)
-        old = [names_in(file) for file in used.parent.glob("old-*/pets.db")]
         # If the file is missing, the service does not start.
         states.append(set(names_in(used)) if used.exists() else {"missing"})
-        assert states[-1] == {"Tom"} or old == [["Tom"]]
-        assert run(RESTORE, str(rex), str(used)).returncode == 0
+        ended = run(restore, str(rex), str(used))
+        assert ended.returncode == 0
         assert set(names_in(used)) == {"Rex"}
-        assert ["Tom"] in [names_in(file) for file in used.parent.glob("old-*/pets.db")]
+        old = [names_in(file) for file in used.parent.glob("old-*/pets.db")]
+        assert old.count(["Tom"]) == 1
+        add_pet(used, "Kim")
+        assert last_id(used) == 2501
+        # The pets of the newest of the previous files can be added again.
+        added = run("sh", "-c", ended.stdout.splitlines()[-1]).stdout
+        assert added == ("0\n" if states[-1] == {"Rex"} else "1\n")
     assert [name for name, _ in groupby(states)] == [{"Tom"}, {"missing"}, {"Rex"}]
 
 
+def test_the_second_names_that_a_killed_restore_has_left_are_removed(
+    rex: Path, used: Path, restore: str
+) -> None:
+    old = used.with_name("old-1")
+    old.mkdir()
+    for file in used.parent.glob("pets.db*"):
+        (old / file.name).hardlink_to(file)
+    assert run(restore, str(rex), str(used), "copy").returncode == 0
+    assert not old.exists()
+    assert names_in(used) == ["Tom"]
+
+
 def test_a_service_that_was_not_stopped_is_503_until_it_is_restarted(
-    rex: Path, database: Path
+    rex: Path, database: Path, restore: str
 ) -> None:
     names: list[str] = []
     with ThreadPoolExecutor(8) as threads, serving(database) as service:
         writers = start_writers(threads, service, names, 10)
-        run(RESTORE, str(rex), str(database))
+        run(restore, str(rex), str(database))
         assert [writer.result(TIMEOUT) for writer in writers] == [503] * 8
         assert service.request("GET", "/healthz").status == 503
         service.stop()
@@ -548,16 +693,21 @@ def test_a_service_that_was_not_stopped_is_503_until_it_is_restarted(
     assert set(names) <= set(names_in(old))
 
 
-# A proxy. nginx and certbot are stubs. test_nginx.py tests nginx.conf.
+# A proxy. test_nginx.py tests nginx.conf.
 
 
 @pytest.fixture
-def proxy(tmp_path: Path, stubs: Path) -> str:
-    """Return the path of a deploy/proxy that writes into a folder of the test."""
-    for program in ("certbot", "nginx", "curl", "sleep"):
+def proxy(stubs: Path, deploy: Path) -> str:
+    """Return the path of the script. nginx and certbot are stubs."""
+    for program in ("certbot", "nginx", "curl"):
         write_stub(stubs / program, "")
-    paths = {"/etc/nginx/conf.d": str(tmp_path)}
-    return copy_deploy(tmp_path / "deploy", "proxy", paths)
+    return str(deploy / "proxy")
+
+
+@pytest.fixture
+def sites(tmp_path: Path) -> Path:
+    """Return the folder of nginx's files."""
+    return tmp_path / "etc" / "nginx" / "conf.d"
 
 
 HOST = ("store.example", "admin@store.example")
@@ -581,7 +731,7 @@ def expected_conf(prefix: str = "") -> str:
 )
 @pytest.mark.parametrize("previous", [None, "# The previous file."])
 def test_nginx_goes_on_as_before_if_a_proxy_cannot_be_set_up(
-    tmp_path: Path,
+    sites: Path,
     stubs: Path,
     proxy: str,
     failing: str,
@@ -593,18 +743,18 @@ def test_nginx_goes_on_as_before_if_a_proxy_cannot_be_set_up(
     if previous:
         before["petstore.conf"] = previous
     for name, text in before.items():
-        (tmp_path / name).write_text(text)
+        (sites / name).write_text(text)
     write_stub(stubs / failing, script)
     assert run(proxy, *HOST, VERSION_CONTROL="numbered").returncode == 1
-    left = {file.name: file.read_text() for file in tmp_path.glob("petstore.conf*")}
+    left = {file.name: file.read_text() for file in sites.glob("petstore.conf*")}
     # nginx accepts an empty file.
     assert left in (before, {**before, "petstore.conf": previous or ""})
     log = systemctl_log(stubs)
     assert log == ["start nginx", *["reload nginx"] * reloads]
 
 
-def test_one_proxy_is_set_up_at_a_time(tmp_path: Path, stubs: Path, proxy: str) -> None:
-    with locked(tmp_path):
+def test_one_proxy_is_set_up_at_a_time(sites: Path, stubs: Path, proxy: str) -> None:
+    with locked(sites):
         ended = run(proxy, *HOST)
     assert (ended.returncode, ended.stderr) == (1, "Another proxy is being set up.\n")
     assert systemctl_log(stubs) == []
@@ -612,7 +762,7 @@ def test_one_proxy_is_set_up_at_a_time(tmp_path: Path, stubs: Path, proxy: str) 
 
 @pytest.mark.parametrize("prefix", ["", "/store"])
 def test_a_proxy_can_be_set_up_again(
-    tmp_path: Path, stubs: Path, proxy: str, prefix: str
+    sites: Path, stubs: Path, proxy: str, prefix: str
 ) -> None:
     if prefix:
         (stubs / "systemctl.Environment").write_text(
@@ -622,7 +772,7 @@ def test_a_proxy_can_be_set_up_again(
         write_stub(stubs / program, f'echo "$*" > {stubs}/{program}.log')
     for _ in range(2):
         assert run(proxy, *HOST).returncode == 0
-        [file] = tmp_path.glob("petstore.conf*")
+        [file] = sites.glob("petstore.conf*")
         assert file.read_text() == expected_conf(prefix)
     # The proxy of a company's network would not find this machine.
     asked = f"--noproxy * --connect-to ::127.0.0.1: https://{HOST[0]}{prefix}/healthz\n"
@@ -640,18 +790,18 @@ def test_a_proxy_needs_a_host_and_an_address(proxy: str) -> None:
 
 @pytest.mark.parametrize("is_first", [True, False])
 def test_a_proxy_that_was_killed_can_be_set_up_or_taken_back(
-    tmp_path: Path, stubs: Path, proxy: str, is_first: bool
+    sites: Path, stubs: Path, proxy: str, is_first: bool
 ) -> None:
-    conf = tmp_path / "petstore.conf"
+    conf = sites / "petstore.conf"
     previous = "" if is_first else "# The previous file."
     number = 0
     was_killed = True
     while was_killed:
-        for file in tmp_path.glob("petstore.conf*"):
+        for file in sites.glob("petstore.conf*"):
             file.unlink()
         if previous:
             conf.write_text(previous)
-        was_killed = run_killed(tmp_path, number, proxy, *HOST) == -9
+        was_killed = run_killed(stubs, number, proxy, *HOST) == -9
         number += 1
         write_stub(stubs / "nginx", "exit 1")
         assert run(proxy, *HOST).returncode == 1
@@ -724,9 +874,11 @@ class Server:
             "install": 'test "$1" = -d',
         }.items():
             write_stub(stubs / name, script)
-        paths = {f"/{name}/": f"{folder}/{name}/" for name in ("srv", "etc", "var")}
-        paths["/usr/bin/python3 "] = f"{stubs}/make-environment "
-        copy_deploy(self.remote / "deploy", "install", paths)
+        copy_deploy(self.remote / "deploy", folder)
+        script = self.remote / "deploy" / "install"
+        python, stub = "/usr/bin/python3 ", f"{stubs}/make-environment "
+        assert python in script.read_text()
+        script.write_text(script.read_text().replace(python, stub))
         self.git("init", "--quiet", "--initial-branch=main")
         self.git("config", "user.name", "Developer")
         self.git("config", "user.email", "developer@git.example")
@@ -1000,10 +1152,10 @@ def test_an_installation_that_was_killed_can_be_run_again(
 
 
 def test_a_restore_and_an_installation_exclude_each_other(
-    rex: Path, used: Path, stubs: Path
+    rex: Path, used: Path, stubs: Path, restore: str, tmp_path: Path
 ) -> None:
-    write_stub(stubs / "flock", "exit 1")  # Another program holds the lock.
-    ended = run(RESTORE, str(rex), str(used))
+    with locked(tmp_path / "srv" / "petstore"):
+        ended = run(restore, str(rex), str(used))
     assert ended.returncode != 0
-    assert ended.stderr == "An installation or another restore runs.\n"
+    assert ended.stderr.startswith("An installation or another restore runs.\n")
     assert systemctl_log(stubs) == []
