@@ -492,6 +492,9 @@ def test_a_restore_goes_on_after_signals_and_starts_the_service(
     write_stub(stubs / "mkdir", f'{kill}; exec {which("mkdir")} "$@"')
     assert run(restore, str(rex), str(used)).returncode == 0
     assert systemctl_log(stubs) == RESTARTED
+    # Under systemd, the second half is no child of the script.
+    for half in ("copy", "swap"):
+        assert run(restore, str(rex), str(used), half).returncode == 0
     assert set(names_in(used)) == {"Rex"}
 
 
@@ -595,14 +598,25 @@ def test_a_file_that_is_not_at_its_path_is_rescued_from_the_running_service(
     assert (ended.returncode != 0, ended.stdout) == (True, "")
 
 
-@pytest.mark.parametrize("failing", ["systemctl", "pgrep"])
+@pytest.mark.parametrize(
+    ("failing", "pid", "returncode"),
+    [("systemctl", "", 2), ("pgrep", "1", 1), ("pgrep", "0", 0)],
+)
 def test_nothing_is_restored_unless_rescue_knows_what_the_service_has_open(
-    rex: Path, used: Path, stubs: Path, restore: str, failing: str
+    rex: Path,
+    used: Path,
+    stubs: Path,
+    restore: str,
+    failing: str,
+    pid: str,
+    returncode: int,
 ) -> None:
-    (stubs / "systemctl.MainPID").write_text(f"{os.getpid()}\n")
-    write_stub(stubs / failing, "exit 2")
-    assert run(restore, str(rex), str(used)).returncode != 0
-    assert names_in(used) == ["Tom"]
+    (stubs / "systemctl.MainPID").write_text(f"{pid}\n")
+    fail_to_show = '[ "$1" != show ] || exit 2'
+    write_stub(stubs / failing, "exit 2" if failing == "pgrep" else fail_to_show)
+    # With 0, the service is stopped, so there is nothing to look for.
+    assert run(restore, str(rex), str(used)).returncode == returncode
+    assert (names_in(used) == ["Tom"]) == (returncode != 0)
 
 
 def test_all_refuse_a_folder_of_another_user(
@@ -833,20 +847,24 @@ def test_systemd_accepts_the_units(tmp_path: Path) -> None:
 ENVIRONMENT = """
     folder=$(echo "$*" | sed 's/.*-m venv //')
     mkdir -p "$folder/bin"
-    cp {stubs}/python {stubs}/pip {stubs}/gunicorn "$folder/bin"
+    cp {stubs}/python {stubs}/gunicorn "$folder/bin"
 """
-# It fails if a requirement is missing. It notes what it has installed.
-PIP = """
+# As pip, it fails if a requirement is missing. It notes what it has installed.
+PYTHON = """
     for file; do :; done
     ! grep missing "$file" || exit 1
-    cp "$file" "${0%/bin/pip}/installed"
+    cp "$file" "${0%/bin/python}/installed"
 """
-# It runs in the folder of a commit.
+# It runs in the folder of a release, and notes that it was checked.
 GUNICORN = """
-    test -s "$PETSTORE_DATABASE" && test ! -e does-not-start
+    test -s "$PETSTORE_DATABASE" && test ! -e does-not-start && touch .venv/checked
 """
 CURL = """
     test ! -e {folder}/srv/petstore/current/does-not-answer
+"""
+MAKE_BACKUP = """
+    cd {backups}
+    test "$*" != "start petstore-backup" || echo A backup. > "pets-$(ls | wc -l).db"
 """
 
 
@@ -857,28 +875,28 @@ class Server:
         self.folder = folder
         self.stubs = stubs
         self.petstore = folder / "srv" / "petstore"
-        self.backup = folder / "var" / "backups" / "petstore" / "pets-1.db"
+        self.keys = folder / "etc" / "petstore.env"
         self.database = folder / "var" / "lib" / "petstore" / "pets.db"
         self.remote = folder / "remote"
-        for name in ("etc/systemd/system", "srv", "var/lib", "var/tmp"):
-            (folder / name).mkdir(parents=True)
-        self.backup.parent.mkdir(parents=True)
-        self.backup.write_text("A backup.")
+        backups = folder / "var" / "backups" / "petstore"
+        for new in ("etc/systemd/system", "srv", "var/lib", "var/tmp", backups):
+            (folder / new).mkdir(parents=True)
         for name, script in {
             "make-environment": ENVIRONMENT.replace("{stubs}", str(stubs)),
-            "python": "",
-            "pip": PIP,
+            "python": PYTHON,
             "gunicorn": GUNICORN,
             "curl": CURL.replace("{folder}", str(folder)),
             "id": "",
             "install": 'test "$1" = -d',
+            "systemctl": STUBS["systemctl"]
+            + MAKE_BACKUP.replace("{backups}", str(backups)),
         }.items():
             write_stub(stubs / name, script)
         copy_deploy(self.remote / "deploy", folder)
-        script = self.remote / "deploy" / "install"
+        install = self.remote / "deploy" / "install"
         python, stub = "/usr/bin/python3 ", f"{stubs}/make-environment "
-        assert python in script.read_text()
-        script.write_text(script.read_text().replace(python, stub))
+        assert python in install.read_text()
+        install.write_text(install.read_text().replace(python, stub))
         self.git("init", "--quiet", "--initial-branch=main")
         self.git("config", "user.name", "Developer")
         self.git("config", "user.email", "developer@git.example")
@@ -892,7 +910,7 @@ class Server:
         return ended.stdout
 
     def commit(self, *files: str, **contents: str) -> str:
-        """Commit files, empty or with contents. Return the name of the folder."""
+        """Commit files, empty or with contents. Return the first digits of its hash."""
         for name in ("does-not-start", "does-not-answer"):
             (self.remote / name).unlink(missing_ok=True)
         for name, text in {**dict.fromkeys(files, ""), **contents}.items():
@@ -907,15 +925,19 @@ class Server:
 
     def running(self) -> str:
         """Return the commit that runs."""
-        return os.readlink(self.petstore / "current")
+        return os.readlink(self.petstore / "current").partition("-")[2]
 
     def restarts(self) -> int:
         """Return how often the service was restarted."""
         return systemctl_log(self.stubs).count("restart petstore")
 
-    def installed(self) -> set[str]:
-        """Return the folders of commits."""
-        return {folder.name for folder in self.petstore.glob("?" * 12)}
+    def backups(self) -> int:
+        """Return how many backups were made."""
+        return systemctl_log(self.stubs).count("start petstore-backup")
+
+    def releases(self) -> set[str]:
+        """Return the names of the releases."""
+        return {folder.name for folder in self.petstore.glob("releases/*")}
 
 
 @pytest.fixture
@@ -928,14 +950,14 @@ def test_an_installation_keeps_the_keys_and_the_pets(server: Server) -> None:
     server.petstore.chmod(0o700)  # As after `umask 077`.
     ended = server.install()
     assert (ended.returncode, ended.stderr) == (0, "")
-    last = f"The service runs {server.first}, and answers."
+    last = f"The service runs releases/1-{server.first}, and answers."
     assert ended.stdout.splitlines()[-1] == last
     assert server.petstore.stat().st_mode & 0o777 == 0o755
     units = server.folder / "etc" / "systemd" / "system"
     assert contents(units) == {
         file.name: file.read_bytes() for file in (ROOT / "deploy").glob("petstore*")
     }
-    keys, folder = server.folder / "etc" / "petstore.env", server.database.parent
+    keys, folder = server.keys, server.database.parent
     assert re.fullmatch(r"PETSTORE_API_KEYS=[\w-]{43}\n", keys.read_text())
     assert [keys.stat().st_mode & 0o77, folder.stat().st_mode & 0o77] == [0, 0]
     add_pet(server.database, "Rex")
@@ -952,6 +974,13 @@ def test_an_installation_keeps_the_keys_and_the_pets(server: Server) -> None:
     assert server.restarts() == restarts
 
 
+def test_the_keys_may_be_copied_before_the_first_installation(server: Server) -> None:
+    server.keys.write_text("PETSTORE_API_KEYS=k\n")
+    assert server.install().returncode == 0
+    assert server.keys.read_text() == "PETSTORE_API_KEYS=k\n"
+    assert server.database.exists()
+
+
 def break_requirements(server: Server) -> None:
     server.commit(**{"requirements.txt": "missing"})
 
@@ -966,7 +995,22 @@ def break_remote(server: Server) -> None:
 
 def interrupt(server: Server) -> None:
     server.commit()
-    write_stub(server.stubs / "pip", "kill -INT $PPID")  # As Ctrl-C does.
+    write_stub(server.stubs / "python", "kill -INT $PPID")  # As Ctrl-C does.
+
+
+def end(server: Server) -> None:
+    server.commit()
+    write_stub(server.stubs / "python", "kill -TERM $PPID")
+
+
+def fill_disk(server: Server) -> None:
+    server.commit()
+    write_stub(server.stubs / "tar", "echo 'a: No space\nb: No space' >&2; exit 2")
+
+
+def make_no_backup(server: Server) -> None:
+    server.commit()
+    write_stub(server.stubs / "systemctl", STUBS["systemctl"])
 
 
 def remove_pets(server: Server) -> None:
@@ -986,6 +1030,9 @@ def lock(server: Server) -> None:
         (break_start, " does not start.\n"),
         (break_remote, "does not appear to be a git repository"),
         (interrupt, ""),
+        (end, ""),
+        (fill_disk, "a: No space\nNothing has changed"),
+        (make_no_backup, "There is no new backup."),
         (remove_pets, "pets.db is missing or empty. See docs/server.md."),
         (lock, "Another installation or a restore runs."),
     ],
@@ -1000,33 +1047,45 @@ def test_an_upgrade_that_fails_changes_nothing(
         ended = server.install()
         assert ended.returncode != 0
         assert reason in ended.stderr
-        said = ended.stderr.endswith("Nothing has changed for the service.\n")
-        assert said == (break_something != lock)
+        assert ended.stderr.endswith("Nothing has changed for the service.\n")
         assert "The service runs" not in ended.stdout
         assert server.running() == server.first
         assert server.restarts() == restarts
+        assert server.releases() == {f"1-{server.first}"}
     assert contents(server.folder / "etc/systemd/system") == units
     if break_something in (break_requirements, break_start):
         good = server.commit(**{"requirements.txt": "flask==2"})
         assert server.install().returncode == 0
         assert server.running() == good
-        assert server.installed() == {server.first, good}
 
 
-@pytest.mark.parametrize("commit", ["0123456", ""])
-def test_an_unknown_commit_is_refused(server: Server, commit: str) -> None:
+@pytest.mark.parametrize("name", ["0123456", "", "..", "9-0123456", "-x"])
+def test_an_unknown_commit_is_refused(server: Server, name: str) -> None:
     server.install()
-    ended = server.install(commit)
+    ended = server.install(name)
     assert ended.returncode != 0
-    assert f"'{commit}'" in ended.stderr
+    reason = f"'{name}' is no release that has answered, and no commit of the clone."
+    assert reason in ended.stderr
     assert server.running() == server.first
+
+
+def test_the_newest_commit_is_found_after_a_force_push_and_with_another_branch(
+    server: Server,
+) -> None:
+    server.install()
+    server.git("commit", "--quiet", "--amend", "--message", "Another one")
+    server.git("branch", "--move", "trunk")
+    commit = server.commit()
+    assert server.install().returncode == 0
+    assert server.running() == commit
 
 
 def test_a_cluster_needs_no_file(server: Server) -> None:
     server.install()
     server.database.unlink()
     assert server.install().returncode != 0
-    (server.stubs / "systemctl.Environment").write_text("Environment=RQLITE_NODES=x:1")
+    with server.keys.open("a") as file:
+        file.write("RQLITE_NODES=127.0.0.1:4001\n")
     assert server.install().returncode == 0
 
 
@@ -1035,39 +1094,51 @@ def test_a_commit_that_does_not_answer_is_replaced_by_the_last_that_did(
 ) -> None:
     server.install()
     broken = server.commit("does-not-answer", **{"deploy/petstore.service": "broken"})
+    goes_on = f"The service goes on with releases/1-{server.first}.\n"
     for by in ("repository", "current"):
         ended = server.install(by=by)
         assert ended.returncode == 1
         assert ended.stderr == (
-            f"{broken} does not answer. See: journalctl -u petstore\n"
-            f"The service goes on with {server.first}.\n"
+            f"releases/2-{broken} cannot be run, or does not answer. "
+            f"See: journalctl -u petstore\n{goes_on}"
         )
         assert server.running() == server.first
+        assert server.releases() == {f"1-{server.first}"}
     units = contents(server.folder / "etc" / "systemd" / "system")
     assert units["petstore.service"] != b"broken"
     assert server.restarts() == 5
     # As after a crash in between.
     (server.petstore / "current").unlink()
-    (server.petstore / "current").symlink_to(broken)
-    good = server.commit("does-not-answer")
+    (server.petstore / "current").symlink_to("releases/2-0123456")
+    server.commit("does-not-start")
     ended = server.install()
-    assert f"{good} does not answer" in ended.stderr
+    assert "The service goes back to" in ended.stderr
+    assert (server.running(), server.restarts()) == (server.first, 6)
+    # systemctl fails twice, as during `systemctl daemon-reexec`.
+    fail = f"""
+        test "$1" != restart || test $(ls {server.folder}/failed | wc -l) = 2 ||
+            {{ mktemp -p {server.folder}/failed; exit 1; }}"""
+    (server.folder / "failed").mkdir()
+    with (server.stubs / "systemctl").open("a") as file:
+        file.write(fail)
+    server.commit()
+    ended = server.install()
+    assert (ended.returncode, ended.stderr.endswith(goes_on)) == (1, True)
     assert server.running() == server.first
 
 
-def test_an_upgrade_that_is_interrupted_late_says_what_to_do(server: Server) -> None:
+def test_an_upgrade_goes_on_after_signals_once_it_restarts_the_service(
+    server: Server,
+) -> None:
     server.install()
     commit = server.commit()
-    write_stub(server.stubs / "curl", "kill -INT $PPID")  # As Ctrl-C does.
-    ended = server.install()
-    assert ended.returncode == 1
-    assert ended.stderr == "Run it again. Until then, the service may be down.\n"
-    write_stub(server.stubs / "curl", "")
+    kill = "kill -HUP $PPID; kill -INT $PPID; kill -TERM $PPID"
+    write_stub(server.stubs / "curl", kill)
     assert server.install().returncode == 0
     assert server.running() == commit
 
 
-def test_one_can_go_back_to_the_five_commits_that_ran_last(server: Server) -> None:
+def test_one_can_go_back_to_the_five_newest_releases(server: Server) -> None:
     server.install()
     ways = []
     commits = [server.first]
@@ -1079,52 +1150,92 @@ def test_one_can_go_back_to_the_five_commits_that_ran_last(server: Server) -> No
         ended = server.install(by="current")
         assert ("Set up the proxy again." in ended.stdout) == (number == 7)
         ways.append(ended.stdout.splitlines()[-1])
-    assert server.installed() == {*commits[-5:]}
+    names = [f"{number}-{commit}" for number, commit in enumerate(commits, 1)]
+    assert server.releases() == {*names[-5:]}
     # Without the network, and without the clone.
     server.remote.rename(server.remote.with_name("moved"))
-    write_stub(server.stubs / "pip", "exit 1")
+    write_stub(server.stubs / "python", "exit 1")
     clone = server.petstore / "repository"
     clone.rename(clone.with_name("elsewhere"))
-    backups = systemctl_log(server.stubs).count("start petstore-backup")
+    backups = server.backups()
     for way, commit in reversed([*zip(ways, commits, strict=False)][-4:]):
         assert run("sh", "-c", way).returncode == 0
         assert server.running() == commit
         requirements = (server.petstore / "current/.venv/installed").read_text()
         assert requirements == f"flask=={commits.index(commit) + 1}"
-    assert server.install(commits[-1], by="current").returncode == 0
-    assert server.installed() == {*commits[-5:]}
-    assert systemctl_log(server.stubs).count("start petstore-backup") == backups
-    assert server.install(commits[1], by="current").returncode != 0  # It is gone.
+    assert server.install(f"{names[-1]}/", by="current").returncode == 0
+    assert server.releases() == {*names[-5:]}
+    assert server.backups() == backups
+    assert server.install(names[1], by="current").returncode != 0  # It is gone.
     assert server.running() == commits[-1]
+
+
+def test_a_release_that_was_removed_in_part_is_unknown(server: Server) -> None:
+    for _ in range(6):
+        server.commit()
+        assert server.install().returncode == 0
+    oldest = min(server.releases())
+    write_stub(server.stubs / "rm", f'[ "$1" != -r ] && exec {which("rm")} "$@"')
+    server.commit()
+    assert server.install().returncode != 0
+    assert oldest in server.releases()
+    assert "is no release" in server.install(oldest).stderr
 
 
 def test_the_files_of_an_operator_stay(server: Server) -> None:
     server.install()
-    files = [
-        server.petstore / name
-        for name in ("notes", "202611280930/notes", "repository/notes")
+    names = ["notes", "202611280930/notes", "repository/notes"]
+    names += [
+        "petstore-old/deploy/install",
+        "releases/x/answered",
+        "releases/1-x/notes",
     ]
-    files.append(server.petstore / server.first / "notes")
+    files = [server.petstore / name for name in names]
+    files.append(server.petstore / "releases" / f"1-{server.first}" / "notes")
     for file in files:
-        file.parent.mkdir(exist_ok=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("My notes.")
-    for name in ("repository", server.first):
-        (server.petstore / name / "requirements.txt").write_text("missing")
-    for _ in range(3):
+    (server.petstore / "repository" / "requirements.txt").write_text("missing")
+    for _ in range(4):
         commit = server.commit()
         assert server.install().returncode == 0
         assert server.running() == commit
     assert all(file.read_text() == "My notes." for file in files)
 
 
-def test_an_environment_without_its_python_is_made_again(server: Server) -> None:
+def test_install_current_makes_a_new_release_of_the_same_commit(server: Server) -> None:
     server.install()
-    python = server.petstore / server.first / ".venv" / "bin" / "python"
-    write_stub(python, "exit 1")  # As after an upgrade of Debian.
+    before = server.petstore / "releases" / f"1-{server.first}" / ".venv"
+    write_stub(before / "bin" / "python", "exit 1")  # As after an upgrade of Debian.
+    files = contents(before / "bin")
     server.commit("does-not-start")  # The newest commit is of no use.
     assert server.install("current", by="current").returncode == 0
-    assert server.running() == server.first
-    assert run(str(python)).returncode == 0
+    assert os.readlink(server.petstore / "current") == f"releases/2-{server.first}"
+    assert (server.petstore / "current" / ".venv" / "installed").exists()
+    assert contents(before / "bin") == files
+
+
+@pytest.mark.parametrize("broken", [[], ["does-not-answer"]])
+def test_a_commit_of_the_layout_before_releases_is_a_way_back(
+    server: Server, broken: list[str]
+) -> None:
+    server.install()
+    (server.petstore / "releases" / f"1-{server.first}").rename(
+        server.petstore / server.first
+    )
+    for name in ("current", "answered"):
+        (server.petstore / name).unlink()
+    (server.petstore / "current").symlink_to(server.first)
+    commit = server.commit(*broken)
+    ended = server.install(by="current")
+    assert (server.backups(), ended.returncode) == (1, len(broken))
+    if broken:
+        assert f"The service goes on with {server.first}.\n" in ended.stderr
+    else:
+        assert server.running() == commit
+        way = f"{server.petstore}/{server.first}/deploy/install {server.first}"
+        assert ended.stdout.endswith(f"To go back:\n    {way}\n")
+    assert (server.petstore / server.first / "answered").exists()
 
 
 @pytest.mark.parametrize("broken", [[], ["does-not-answer"]])
@@ -1141,11 +1252,14 @@ def test_an_installation_that_was_killed_can_be_run_again(
         states.append(server.running() == commit)
         # A commit that was not checked never runs, not even after a restart.
         if states[-1]:
-            assert (server.petstore / commit / "complete").exists()
+            assert (server.petstore / "current/.venv/checked").exists()
         ended = server.install()
         assert ended.returncode == len(broken)
         assert server.running() == (server.first if broken else commit)
-        assert (server.petstore / commit / ".venv" / "installed").exists()
+        assert (server.petstore / "current/answered").exists()
+        if not broken:
+            releases = server.petstore.glob("releases/*")
+            assert all((release / "answered").exists() for release in releases)
     assert [state for state, _ in groupby(states)] == (
         [False, True, False] if broken else [False, True]
     )
