@@ -826,19 +826,44 @@ def test_a_proxy_that_was_killed_can_be_set_up_or_taken_back(
     assert number > 11
 
 
-def test_systemd_accepts_the_units(tmp_path: Path) -> None:
+@pytest.mark.parametrize("drop_ins", ["", "examples/systemd"])
+def test_systemd_accepts_the_units(tmp_path: Path, drop_ins: str) -> None:
     # Links: the path of the clone may have a space, which a unit would have to quote.
     (tmp_path / "clone").symlink_to(ROOT)
     (tmp_path / "venv").symlink_to(sys.prefix)
-    for unit in (ROOT / "deploy").glob("petstore*"):
-        text = unit.read_text()
+    folders = [ROOT / "deploy", *([ROOT / drop_ins] if drop_ins else [])]
+    for folder in folders:
+        copytree(folder, tmp_path, dirs_exist_ok=True)
+    units = [file for file in tmp_path.glob("petstore*") if file.is_file()]
+    for file in [*units, *tmp_path.glob("petstore*.d/*")]:
+        text = file.read_text()
         text = text.replace("/srv/petstore/current/.venv", f"{tmp_path}/venv")
-        (tmp_path / unit.name).write_text(
-            text.replace("/srv/petstore/current", f"{tmp_path}/clone")
-        )
-    units = map(str, tmp_path.glob("petstore*"))
-    ended = run("systemd-analyze", "verify", *units)
+        file.write_text(text.replace("/srv/petstore/current", f"{tmp_path}/clone"))
+    ended = run("systemd-analyze", "verify", *map(str, units))
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_the_backup_of_a_cluster_asks_the_first_node(
+    tmp_path: Path, stubs: Path, rex: Path, backups: Path
+) -> None:
+    write_stub(stubs / "curl", f'echo "$2" > {stubs}/url && cp "{rex}" "$4"')
+    (tmp_path / "clone").symlink_to(ROOT)
+    folder = ROOT / "examples" / "systemd" / "petstore-backup.service.d"
+    [command] = re.findall(
+        "^ExecStart=(.+)$", (folder / "rqlite.conf").read_text(), re.M
+    )
+    for old, new in {
+        "$$": "$",  # As systemd does.
+        "%%": "%",
+        "/tmp/": f"{tmp_path}/",
+        "/srv/petstore/current": f"{tmp_path}/clone",
+        "/var/backups/petstore": str(backups),
+    }.items():
+        command = command.replace(old, new)
+    ended = run("sh", "-c", command, RQLITE_NODES="127.0.0.1:4001,b:1,c:1")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert len(contents(backups)) == 1
+    assert (stubs / "url").read_text() == "http://127.0.0.1:4001/db/backup?vacuum\n"
 
 
 # Installations. An environment of Python is a folder with three stubs.
