@@ -999,6 +999,17 @@ def test_an_installation_keeps_the_keys_and_the_pets(server: Server) -> None:
     assert server.restarts() == restarts
 
 
+def test_a_missing_folder_of_pets_is_made_only_the_first_time(server: Server) -> None:
+    server.install()
+    server.database.unlink()
+    server.database.parent.rmdir()
+    # Even if the release that runs was removed.
+    (server.petstore / "current").unlink()
+    (server.petstore / "current").symlink_to("releases/0-0")
+    assert server.install().returncode == 1
+    assert not server.database.exists()
+
+
 def test_the_keys_may_be_copied_before_the_first_installation(server: Server) -> None:
     server.keys.write_text("PETSTORE_API_KEYS=k\n")
     assert server.install().returncode == 0
@@ -1087,6 +1098,8 @@ def test_an_upgrade_that_fails_changes_nothing(
 @pytest.mark.parametrize("name", ["0123456", "", "..", "9-0123456", "-x"])
 def test_an_unknown_commit_is_refused(server: Server, name: str) -> None:
     server.install()
+    # What a killed installation has left is never used.
+    (server.petstore / "releases" / "9-0123456").mkdir()
     ended = server.install(name)
     assert ended.returncode != 0
     reason = f"'{name}' is no release that has answered, and no commit of the clone."
