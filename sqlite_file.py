@@ -66,6 +66,7 @@ class SqliteFile:
         self._reader_lock = Lock()
         self._reader: sqlite3.Connection | None = None
         self._writer: sqlite3.Connection | None = None
+        self._wal_is_copied = False  # Since the last commit (see `_copy_wal`).
         self._group_commit = GroupCommit(self._transact)
 
     def read(self, sql: str, values: Values) -> Rows:
@@ -76,7 +77,7 @@ class SqliteFile:
         seconds that `Database` promises.
         """
         with translated_errors(self._path), self._reader_lock:
-            self._require_files_in_place()
+            self._require_files_in_place(self._reader)
             if self._reader is None:
                 self._reader = self._connect()
             return self._reader.execute(sql, values).fetchall()
@@ -106,7 +107,7 @@ class SqliteFile:
         `_group_commit` calls this, with its `commit_lock` held.
         """
         try:
-            self._require_files_in_place()
+            self._require_files_in_place(self._writer)
             if self._writer is None:
                 self._writer = self._connect()
             with self._writer:  # Commits at its end, or rolls back after an error.
@@ -117,6 +118,7 @@ class SqliteFile:
                     try_to_execute(self._writer, sql, values)
                     for sql, values in statements
                 ]
+            self._wal_is_copied = False  # Another thread may have copied it too early.
         except Exception as error:
             # Each thread raises this exception. (Only their tracebacks get mixed.)
             return [error] * len(statements)
@@ -148,7 +150,7 @@ class SqliteFile:
         self._identities = {**found, **self._identities}
         return connection
 
-    def _require_files_in_place(self) -> None:
+    def _require_files_in_place(self, connection: sqlite3.Connection | None) -> None:
         """Raise StorageUnavailable if one of the files is not at its path any more.
 
         Otherwise, the service would confirm pets that nobody finds: other programs see
@@ -157,19 +159,31 @@ class SqliteFile:
         """
         for path, identity in self._identities.items():
             if identity_at(path) != identity:
+                self._copy_wal(connection)
                 raise StorageUnavailable(
                     f"{path}: the file was moved, removed or replaced; see "
                     "docs/server.md before you restart the service"
                 )
+
+    def _copy_wal(self, connection: sqlite3.Connection | None) -> None:
+        """Copy the WAL into the file that a connection has open, and empty the WAL.
+
+        SQLite finds a WAL by its name: after a move, programs use it for another file
+        at the path. So it is copied at once, but not again: it may have their commits.
+        """
+        if connection is not None and not self._wal_is_copied:
+            connection.execute("PRAGMA busy_timeout = 0")  # Wait for nobody.
+            with suppress(sqlite3.Error):  # If it cannot be copied, the WAL stays.
+                [(is_busy, *_)] = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                self._wal_is_copied = not is_busy
+            connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT * 1000:.0f}")
 
     def close(self) -> None:
         """Copy the WAL into the file, empty it, and close the connections.
 
         Python calls this when the program ends (`open_store` in app.py), but not if it
         is killed. When the last connection closes, SQLite itself copies and removes the
-        WAL, but not if the file was moved. Then the WAL would stay at the old path,
-        with our pets, and a new `pets.db` there would take it for its own: SQLite finds
-        a WAL by its name. So it is copied here, into the moved file, which is open.
+        WAL, but not if the file was moved. So it is copied here.
 
         If the file was removed, or another one was moved over it, it has no path any
         more, and all its pets are gone when it is closed. Until then, deploy/rescue can
@@ -179,12 +193,10 @@ class SqliteFile:
         # run. It waits here until the program has ended, instead of failing.
         self._reader_lock.acquire()
         self._group_commit.commit_lock.acquire()
-        # Either connection can copy the WAL. Try both: a process that has only read has
-        # no `_writer`.
+        # Both can copy the WAL. A process that has only read has no `_writer`.
         for connection in (self._reader, self._writer):
+            self._copy_wal(connection)
             if connection is not None:
-                with suppress(sqlite3.Error):  # If it cannot be copied, the WAL stays.
-                    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                 connection.close()
 
 

@@ -97,12 +97,16 @@ def all_pets(client: FlaskClient, path: str = "/v1/pets?limit=100") -> list[Any]
 
 
 @contextmanager
-def other_program(database: Path, *statements: str) -> Iterator[sqlite3.Connection]:
+def other_program(
+    database: Path | str, *statements: str
+) -> Iterator[sqlite3.Connection]:
     """Execute statements in the file, and keep it open during a `with` block.
 
-    After a BEGIN, it has the lock during the block.
+    After a BEGIN, it has the lock during the block. A str is a URI.
     """
-    with closing(sqlite3.connect(database, isolation_level=None)) as connection:
+    with closing(
+        sqlite3.connect(database, isolation_level=None, uri=isinstance(database, str))
+    ) as connection:
         for statement in statements:
             connection.execute(statement)
         yield connection
