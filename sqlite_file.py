@@ -189,15 +189,15 @@ class SqliteFile:
         more, and all its pets are gone when it is closed. Until then, deploy/rescue can
         copy it.
         """
-        # Never released: a daemon thread, which Python does not wait for, may still
-        # run. It waits here until the program has ended, instead of failing.
-        self._reader_lock.acquire()
-        self._group_commit.commit_lock.acquire()
-        # Both can copy the WAL. A process that has only read has no `_writer`.
-        for connection in (self._reader, self._writer):
-            self._copy_wal(connection)
-            if connection is not None:
-                connection.close()
+        with self._reader_lock, self._group_commit.commit_lock:
+            # Both can copy the WAL. A process that has only read has no `_writer`.
+            for connection in (self._reader, self._writer):
+                self._copy_wal(connection)
+                if connection is not None:
+                    connection.close()
+            # A later request, for example of a daemon thread, opens the file again.
+            self._reader = self._writer = None
+            self._identities = {self._path: self._identities[self._path]}
 
 
 def identity_at(path: str) -> tuple[int, int] | None:

@@ -173,8 +173,7 @@ class InMemory:
 
     def close(self) -> None:
         """Forget the pets."""
-        # Never released: a daemon thread, which Python does not wait for, may still
-        # run. It waits until the program has ended, instead of failing.
-        self._lock.acquire()
-        if self._connection is not None:
-            self._connection.close()
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None

@@ -11,7 +11,14 @@ import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from storage import SELECT_PAGE_OF_STATUS, Rows, StorageUnavailable, Values
+from sqlite_file import SqliteFile
+from storage import (
+    SELECT_PAGE_OF_STATUS,
+    InMemory,
+    Rows,
+    StorageUnavailable,
+    Values,
+)
 from tests.helpers import (
     NEW_PET,
     add_pet,
@@ -21,6 +28,7 @@ from tests.helpers import (
     needs_linux,
     other_program,
     post_pet,
+    wal_of,
 )
 from tests.request_table import REQUESTS, Request
 from tests.service import run, serving, start_writers, wait_until
@@ -221,6 +229,26 @@ def test_each_store_in_memory_has_its_own_pets_and_no_file(
     assert all_pets(client) == pets
     assert all(pets[: len(seen.result())] == seen.result() for seen in lists)
     assert all_pets(other) == list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_a_closed_store_may_be_closed_again_and_opens_at_the_next_request(
+    database: Path, is_file: bool
+) -> None:
+    store = SqliteFile(str(database)) if is_file else InMemory()
+    client = create_client(database, store)
+    pets = [add_pet(client)]
+    store.close()
+    store.close()
+    assert not wal_of(database).exists()
+    if is_file:
+        moved = database.rename(database.with_name("moved.db"))
+        assert_unavailable(post_pet(client))
+        moved.rename(database)
+    assert all_pets(client) == (pets if is_file else [])
+    pet = add_pet(client)
+    assert all_pets(client)[-1] == pet
+    store.close()
 
 
 class Unreachable:
