@@ -1,11 +1,12 @@
 """listPets: the limit, the filter, and the link to the next page."""
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from flask.testing import FlaskClient
 
-from tests.helpers import add_pet, all_pets, assert_error
+from tests.helpers import add_pet, all_pets, assert_error, other_program
 
 
 def test_pets_are_listed_oldest_first(client: FlaskClient) -> None:
@@ -76,11 +77,16 @@ def test_a_client_that_follows_the_links_sees_pets_that_are_added_meanwhile(
     assert seen == sorted(added)
 
 
-def test_after_skips_the_pets_up_to_an_id(client: FlaskClient) -> None:
+def test_after_skips_the_pets_up_to_an_id(client: FlaskClient, database: Path) -> None:
     pets = [add_pet(client) for _ in range(3)]
     assert client.get("/v1/pets?after=0").get_json() == pets
     assert client.get("/v1/pets?after=2").get_json() == pets[2:]
     assert client.get("/v1/pets?after=9223372036854775807").get_json() == []
+    # Not so many pets: pet 1 is the only one before pet 3.
+    with other_program(database, "DELETE FROM pets WHERE id = 2"):
+        pass
+    for query in ("after=2", "after=2&status=available"):
+        assert client.get(f"/v1/pets?{query}").get_json() == pets[2:]
 
 
 def test_unknown_parameters_are_ignored_and_the_last_of_a_repeated_one_counts(
