@@ -59,6 +59,17 @@ def test_every_route_under_v1_is_an_operation(client: FlaskClient) -> None:
     assert routes == documented
 
 
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_every_operation_but_one_needs_a_key(anonymous: FlaskClient, name: str) -> None:
+    operation = OPERATIONS[name]
+    path = f"/v1{operation['path']}".replace("{petId}", "1")
+    response = anonymous.open(path, method=operation["method"])
+    is_public = name == "getOpenapi"
+    assert response.status_code == (200 if is_public else 401)
+    # The `security` of the document is for all operations that have none.
+    assert operation.get("security") == ([] if is_public else None)
+
+
 def test_the_codes_of_every_response_are_those_of_the_service() -> None:
     documented = {
         (name, int(status), code)
@@ -121,6 +132,12 @@ def test_the_members_of_a_body_are_those_of_the_service(name: str) -> None:
     assert [*members] == [field.data_key or key for key, field in fields.items()]
     # A `default` would make a member required in the types of some generators.
     assert not any("default" in member for member in members.values())
+
+
+def test_a_pet_has_the_members_of_the_document(client: FlaskClient) -> None:
+    members = add_pet(client).keys()
+    assert members == SCHEMAS["Pet"]["properties"].keys()
+    assert members == set(SCHEMAS["Pet"]["required"])
 
 
 def test_the_values_of_a_member_are_those_of_the_service() -> None:
