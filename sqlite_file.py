@@ -80,6 +80,7 @@ class SqliteFile:
             self._require_files_in_place(self._reader)
             if self._reader is None:
                 self._reader = self._connect()
+                self._reader.execute("PRAGMA query_only = ON")  # Refuse changes.
             return self._reader.execute(sql, values).fetchall()
 
     def write(self, sql: str, values: Values) -> Rows:

@@ -181,6 +181,16 @@ def test_a_transaction_has_the_lock_before_its_first_statement(
     assert names(all_pets(client)) == {"locked"}
 
 
+def test_a_query_cannot_change_the_store(client: FlaskClient) -> None:
+    database = client.application.extensions["store"]._database
+    client.application.add_url_rule(
+        "/x", view_func=lambda: database.read("DELETE FROM pets", {})
+    )
+    pets = [add_pet(client)]
+    assert_unavailable(client.get("/x"))
+    assert all_pets(client) == pets
+
+
 # The schema.
 
 
