@@ -154,6 +154,17 @@ def request(
     return Response(response.status, response.headers, json.loads(content or "null"))
 
 
+def send_body(
+    connection: HTTPConnection, method: str, path: str, key: str, body: object
+) -> int:
+    """Send bytes, or an iterator of bytes in chunks, and return the status."""
+    headers = {"Authorization": f"Bearer {key}"}
+    connection.request(method, path, body, headers)  # type: ignore[arg-type]
+    response = connection.getresponse()
+    response.read()
+    return response.status
+
+
 @contextmanager
 def serving(
     database: Path, command: list[str] = GUNICORN, **settings: str
