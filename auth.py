@@ -32,7 +32,7 @@ def parse_keys(setting: object) -> list[bytes]:
 
 def require_key(valid_keys: Iterable[bytes]) -> None:
     """Raise ServiceError (401) unless the request carries one of the keys."""
-    # Not request.authorization: it parses a key that contains "=" as parameters.
+    # Not request.authorization: it parses a key with "=" before its end as parameters.
     scheme, _, key = request.headers.get("Authorization", "").partition(" ")
     sent = key.strip().encode()
     if scheme.lower() != "bearer" or not sent:

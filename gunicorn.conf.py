@@ -21,7 +21,8 @@ threads = 64
 # worker ends if it needs more. 1,000 connections, the default, leave too few for files.
 worker_connections = 900
 # In bytes. By default, gunicorn refuses more than 4,094, in HTML. Behind nginx, as in
-# deploy/nginx.conf, nginx refuses longer lines than this, with the Error body.
+# deploy/nginx.conf, nginx refuses longer lines than this, with the Error body. (In
+# HTTP/2, it passes on lines of up to 8,220 bytes.)
 limit_request_line = 8190
 # Call create_app before the fork (gunicorn copies itself to make the process that
 # serves). If it raises StartError, gunicorn prints one line and ends.

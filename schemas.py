@@ -1,7 +1,6 @@
 """Input: queries and bodies.
 
 The schemas are marshmallow's: https://marshmallow.readthedocs.io/en/stable/quickstart.html
-Read there: deserializing, validation, required fields, unknown fields.
 """
 
 import json
@@ -20,8 +19,7 @@ MAX_INT64 = 2**63 - 1
 MAX_BODY = 64 * 1024
 STATUSES = ("available", "pending", "sold")
 # A lone surrogate is one half of a character in UTF-16: "\ud83d" without "\udc08".
-# json.loads accepts it, but SQLite stores UTF-8, which has none. (\A is the beginning
-# of the text, and \Z its end.)
+# json.loads accepts it, but SQLite stores UTF-8, which has none.
 has_no_lone_surrogate = validate.Regexp(
     r"\A[^\ud800-\udfff]*\Z", error="Must not contain lone surrogates."
 )
@@ -129,10 +127,9 @@ def parse_body(schema: Schema) -> dict[str, Any]:
 
 def read_body() -> bytes:
     """Return the body of the request, or raise ServiceError."""
-    # Flask refuses a Content-Length above its limit. But of a body in chunks, whose
-    # length is known only at its end, it reads as much as its limit, and ignores the
-    # rest without an error. So its limit is one byte more than ours: if this byte is
-    # there, the body is too large.
+    # Flask refuses a Content-Length above its limit. But a body in chunks has none, and
+    # Flask cuts it off at its limit, without an error. So its limit is one byte more
+    # than ours: if this byte is there, the body is too large.
     request.max_content_length = MAX_BODY + 1
     try:
         body = request.get_data()

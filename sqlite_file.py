@@ -1,12 +1,11 @@
 """The pets in a file on the disk.
 
-flaskr opens a connection for each request. `SqliteFile` keeps two open for all threads,
-and does three things that need an explanation:
+`SqliteFile` does three things that need an explanation:
 
 - It reads while it writes. In WAL mode (sqlite.org/wal.html), SQLite appends a commit
   to a second file, the write-ahead log (WAL), for example `pets.db-wal`. A query reads
-  the WAL as far as it reached when the query began, so one connection reads while the
-  other writes. When the WAL has grown, a commit also copies it into `pets.db` (a
+  the WAL as far as it reached when the query began, so one connection reads while
+  another one writes. When the WAL has grown, a commit also copies it into `pets.db` (a
   checkpoint).
 - It shares commits between threads. The operating system first keeps in memory what a
   program writes to a file. A sync waits until it is on the disk. Without a sync, a loss
@@ -93,8 +92,8 @@ class SqliteFile:
         If the sync fails, one promise of `Database` does not hold: that nothing has
         changed. The changes are in the WAL already. From now on, SQLite ignores them
         (`pets.db-shm` says how far the WAL counts), but it does not erase them: the
-        next commit overwrites them. If the process ends before, the next start reads
-        the whole WAL and takes them for a commit, so the pet is there.
+        next commit overwrites them. If the process is killed before, the next start
+        reads the whole WAL and takes them for a commit, so the pet is there.
         """
         result = self._group_commit.run((sql, values))
         if isinstance(result, list):
@@ -121,7 +120,6 @@ class SqliteFile:
                 ]
             self._wal_is_copied = False  # Another thread may have copied it too early.
         except Exception as error:
-            # Each thread raises this exception. (Only their tracebacks get mixed.)
             return [error] * len(statements)
         return results
 
@@ -142,10 +140,9 @@ class SqliteFile:
         except Exception:
             connection.close()
             raise
-        # Now, the WAL and `pets.db-shm` are there, too. What is noted already stays
-        # (the right dict wins): if a file was replaced just now, the next request sees
-        # it. (In a new dict, because other threads may loop over the old one. If both
-        # connections are opened at once, both note the same.)
+        # Now, the WAL and `pets.db-shm` are there, too. What is noted already stays: if
+        # a file was replaced just now, the next request sees it. (In a new dict: other
+        # threads may loop over the old one.)
         files = (f"{self._path}-wal", f"{self._path}-shm")
         found = {path: identity_at(path) for path in files}
         self._identities = {**found, **self._identities}
@@ -169,8 +166,8 @@ class SqliteFile:
     def _copy_wal(self, connection: sqlite3.Connection | None) -> None:
         """Copy the WAL into the file that a connection has open, and empty the WAL.
 
-        SQLite finds a WAL by its name: after a move, programs use it for another file
-        at the path. So it is copied at once, but not again: it may have their commits.
+        SQLite finds a WAL by its name: after a move, programs use or remove it for
+        another file there. So copy it at once, but not again: it may have their pets.
         """
         if connection is not None and not self._wal_is_copied:
             connection.execute("PRAGMA busy_timeout = 0")  # Wait for nobody.
@@ -187,8 +184,8 @@ class SqliteFile:
         WAL, but not if the file was moved. So it is copied here.
 
         If the file was removed, or another one was moved over it, it has no path any
-        more, and all its pets are gone when it is closed. Until then, deploy/rescue can
-        copy it.
+        more, and all its pets are gone when it is closed. (`mv` to another disk copies
+        and removes it.) Until then, deploy/rescue can copy it.
         """
         with self._reader_lock, self._group_commit.commit_lock:
             # Both can copy the WAL. A process that has only read has no `_writer`.
@@ -248,7 +245,7 @@ WRITE_PROBE = """
 
 def create_or_check(connection: sqlite3.Connection, path: str) -> None:
     """Create the schema in an empty file, or check that it is there. Set WAL mode."""
-    with connection:  # Commits at its end, or rolls back after an error.
+    with connection:
         # IMMEDIATE: until the commit, no other process can create the schema.
         connection.execute("BEGIN IMMEDIATE")
         [version] = connection.execute("PRAGMA user_version").fetchone()
@@ -300,16 +297,11 @@ def translated_errors(path: str, default_hint: str | None = None) -> Iterator[No
     is raised as it is.
     """
     try:
-        yield  # The `with` block runs here (docs.python.org/3/library/contextlib.html).
+        yield
     except sqlite3.Error as error:
-        hint = HINTS.get(main_code(error), default_hint)
+        # The last byte is the main code: 10 (SQLITE_IOERR) of 778 (SQLITE_IOERR_WRITE).
+        # Errors that Python raises itself have none.
+        hint = HINTS.get(getattr(error, "sqlite_errorcode", 0) & 0xFF, default_hint)
         if hint is None:
             raise
         raise StorageUnavailable(f"{path}: {error}; {hint}") from error
-
-
-def main_code(error: sqlite3.Error) -> int:
-    """Return the main result code: 10 (SQLITE_IOERR) for 778 (SQLITE_IOERR_WRITE)."""
-    # Python's sqlite3 raises some errors itself, without a code of SQLite.
-    code: int = getattr(error, "sqlite_errorcode", 0)
-    return code & 0xFF

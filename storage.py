@@ -1,4 +1,4 @@
-"""The pets in SQLite: their SQL, and nothing of HTTP.
+"""The pets in SQLite: their SQL, which also renders their JSON.
 
 `PetStore` gives its statements to a `Database`. There are three:
 

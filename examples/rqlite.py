@@ -17,7 +17,7 @@ may lack the newest pets for a moment. It never skips a pet: if a read has a pet
 all older ones. https://rqlite.io/docs/api/read-consistency/ describes the other levels.
 
 A request may take longer than the five seconds that `Database` promises: each dead node
-costs up to a second, and the answer may come in parts, with three seconds for each.
+costs up to a second per address, and the answer may come in parts, three seconds each.
 """
 
 import json
