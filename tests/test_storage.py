@@ -157,6 +157,18 @@ def test_a_statement_that_undoes_the_transaction_fails_its_batch(
     assert names(added) == names(all_pets(client))
 
 
+@needs_linux
+def test_a_request_waits_for_the_lock_also_after_a_move(
+    client: FlaskClient, database: Path
+) -> None:
+    add_pet(client)
+    moved = database.rename(database.with_name("moved.db"))
+    assert_unavailable(post_pet(client))
+    moved.rename(database)
+    responses = send_together(client, database, ["/v1/pets"] * 2)
+    assert [response.status_code for response in responses] == [201, 201]
+
+
 class LockState:
     """A value that is stored as "locked", or as "free" if another program may write."""
 
