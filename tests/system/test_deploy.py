@@ -32,6 +32,7 @@ STUBS = {
     "systemctl": """
         case $1 in
             show) cat "$0.$3" ;;
+            --quiet) test -e "$0.is-active"; exit ;;
             *) echo "$*" >> "$0.log" ;;
         esac""",
     # Like systemd, it obeys WorkingDirectory=.
@@ -84,12 +85,9 @@ def copy_deploy(copies: Path, root: Path) -> None:
 
 @pytest.fixture
 def deploy(tmp_path: Path) -> Path:
-    """Return a copy of deploy/ whose scripts take the folder of the test for the root.
-
-    Its pets.db is missing.
-    """
+    """Return a copy of deploy/ whose scripts take the folder of the test for /."""
     for name in ("etc/nginx/conf.d", "srv/petstore", "var/lib/petstore"):
-        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name).mkdir(parents=True, exist_ok=True)
     (tmp_path / "etc" / "petstore.env").write_text("PETSTORE_API_KEYS=k\n")
     copy_deploy(tmp_path / "deploy", tmp_path)
     return tmp_path / "deploy"
@@ -109,7 +107,7 @@ def systemctl_log(stubs: Path) -> list[str]:
 RESTARTED = [
     "stop petstore petstore.socket",
     "stop petstore-restore*",
-    "restart petstore",
+    "start petstore",
 ]
 
 
@@ -143,7 +141,7 @@ def create_used(folder: Path) -> Path:
 
     His id is 2000, and pet 2500 was deleted.
     """
-    folder.mkdir()
+    folder.mkdir(parents=True, exist_ok=True)
     store = open_store(folder / "pets.db", "Tom")
     store.write("UPDATE pets SET id = 2000", {})
     store.write("UPDATE sqlite_sequence SET seq = 2500", {})
@@ -157,7 +155,7 @@ def create_used(folder: Path) -> Path:
 @pytest.fixture
 def used(tmp_path: Path) -> Path:
     """Return the path of a file as a killed service leaves it, with the pet Tom."""
-    return create_used(tmp_path / "used files")
+    return create_used(tmp_path / "var" / "lib" / "petstore")
 
 
 @pytest.fixture
@@ -291,7 +289,7 @@ def test_a_bad_file_is_refused_and_nothing_changes(
     else:
         rex.write_bytes(DAMAGE[damage](rex.read_bytes()))
     before = contents(used.parent)
-    for command in ([BACKUP, str(rex), str(backups)], [restore, str(rex), str(used)]):
+    for command in ([BACKUP, str(rex), str(backups)], [restore, str(rex)]):
         ended = run(*command)
         assert ended.returncode != 0
         assert ended.stderr
@@ -311,8 +309,9 @@ def test_nothing_changes_if_the_disk_is_full(
     rex: Path, used: Path, stubs: Path, deploy: Path, script: str
 ) -> None:
     before = contents(used.parent)
-    target = used if script == "restore" else used.parent
-    command = [str(deploy / script), str(rex), str(target)]
+    command = [str(deploy / script), str(rex)]
+    if script == "backup":
+        command.append(str(used.parent))
     assert "I/O error" in run(*full(8), *command).stderr
     assert contents(used.parent) == before
     assert systemctl_log(stubs) == []
@@ -331,7 +330,7 @@ def test_a_restore_keeps_all_previous_files_and_can_be_undone(
     elif damage:
         used.write_bytes(DAMAGE[damage](b""))
     previous = contents(used.parent)
-    ended = run(restore, str(rex), str(used))
+    ended = run(restore, str(rex))
     [old] = used.parent.glob("old-*")
     said = [f"{rex} has 1000 pets, with ids up to 1000.", f"{used} was replaced."]
     said.append(f"The previous files are in {old}")
@@ -340,11 +339,13 @@ def test_a_restore_keeps_all_previous_files_and_can_be_undone(
     assert ("INSERT OR IGNORE" in ended.stdout) == (damage in {"", "text"})
     warning = f"{used} is damaged: new pets may get ids that its pets have.\n"
     assert (warning in ended.stderr) == (damage == "text")
+    warning = f"{used} is missing: new pets may get ids of pets that the backup"
+    assert (warning in ended.stderr) == (damage in {"missing", "empty"})
     assert systemctl_log(stubs) == RESTARTED
     assert contents(old) == previous
     assert {*used.parent.iterdir()} == {used, old, *others}
     assert set(names_in(used)) == {"Rex"}
-    undone = run(restore, str(old / "pets.db"), str(used))
+    undone = run(restore, str(old / "pets.db"))
     assert (undone.returncode == 0) == (not damage)
     assert set(names_in(used)) == ({"Rex"} if damage else {"Tom"})
 
@@ -368,7 +369,7 @@ def test_the_pets_that_a_restore_has_removed_can_be_added_again(
     other = "CREATE TABLE other (id INTEGER PRIMARY KEY AUTOINCREMENT)"
     with other_program(used, other, "INSERT INTO other VALUES (9)"):
         pass
-    ended = run(restore, str(rex) if backup == "rex" else "empty", str(used))
+    ended = run(restore, str(rex) if backup == "rex" else "empty")
     add_pet(used, "Kim")
     assert last_id(used) == 2501
     command = ended.stdout.splitlines()[-1]
@@ -382,7 +383,7 @@ def test_a_backup_with_the_name_of_a_copy_is_refused(
 ) -> None:
     backup = rex.rename(used.with_name(name))
     before = contents(used.parent)
-    ended = run(restore, str(backup), str(used))
+    ended = run(restore, str(backup))
     assert ended.returncode != 0
     assert ended.stderr.startswith(f"Rename {backup} first.\n")
     assert contents(used.parent) == before
@@ -397,7 +398,7 @@ def test_the_settings_of_the_shell_of_sqlite_change_nothing(
         f"""case $1 in -init) ;; *) set -- -cmd '.headers on' "$@" ;; esac
         exec {which("sqlite3")} "$@\"""",
     )
-    for command in ([BACKUP, str(rex), str(backups)], [restore, str(rex), str(used)]):
+    for command in ([BACKUP, str(rex), str(backups)], [restore, str(rex)]):
         ended = run(*command)
         assert (ended.returncode, ended.stderr) == (0, "")
         assert re.search("(: | has )1000 pets", ended.stdout)
@@ -408,7 +409,7 @@ def test_a_backup_without_pets_is_not_restored(
 ) -> None:
     SqliteFile(str(tmp_path / "empty.db")).close()
     before = contents(used.parent)
-    ended = run(restore, str(tmp_path / "empty.db"), str(used))
+    ended = run(restore, str(tmp_path / "empty.db"))
     assert f"{tmp_path}/empty.db has no pets.\n" in ended.stderr
     assert contents(used.parent) == before
 
@@ -421,7 +422,7 @@ def test_an_empty_store_keeps_the_previous_files(
         for file in used.parent.iterdir():
             file.unlink()
     previous = contents(used.parent)
-    assert run(restore, "empty", str(used)).returncode == 0
+    assert run(restore, "empty").returncode == 0
     assert [contents(old) for old in used.parent.glob("old-*")] == (
         [previous] if previous else []
     )
@@ -434,7 +435,7 @@ def test_a_file_that_gets_no_second_name_is_moved(
 ) -> None:
     previous = contents(used.parent)
     write_stub(stubs / "ln", "exit 1")  # As for a file of another user.
-    assert run(restore, str(rex), str(used)).returncode == 0
+    assert run(restore, str(rex)).returncode == 0
     [old] = used.parent.glob("old-*")
     assert contents(old) == previous
 
@@ -450,11 +451,10 @@ def test_nothing_changes_if_the_second_half_of_a_restore_fails(
         write_stub(stubs / name, script.format(which(name)))
     if "ln" in failing:
         write_stub(stubs / "ln", "exit 1")
-    ended = run(restore, str(rex), str(used))
+    ended = run(restore, str(rex))
     assert ended.returncode != 0
     assert "Nothing has changed.\n" in ended.stderr
     assert systemctl_log(stubs) == RESTARTED
-    used.with_name("restored.db").unlink()
     assert contents(used.parent) == previous
     assert [*used.parent.glob("old-*")] == []
 
@@ -463,8 +463,9 @@ def test_nothing_changes_if_the_second_half_of_a_restore_fails(
 def test_nothing_changes_if_the_last_id_is_not_known(
     rex: Path, used: Path, restore: str, reason: str
 ) -> None:
-    assert run(restore, str(rex), str(used), "copy").returncode == 0
-    swap = [restore, str(rex), str(used), "swap"]
+    copy, swap = ([restore, str(rex), str(used), half] for half in ("copy", "swap"))
+    before = contents(used.parent)
+    assert run(*copy).returncode == 0
     if reason == "a lock":
         lock = ("PRAGMA locking_mode = EXCLUSIVE", "BEGIN IMMEDIATE")
         with other_program(used, *lock):
@@ -472,11 +473,12 @@ def test_nothing_changes_if_the_last_id_is_not_known(
         assert "pets.db cannot be read, is locked, or the disk is full." in ended.stderr
     else:
         ended = run(*full(0), *swap)
+        assert contents(used.parent) == before
     assert ended.returncode != 0
     assert ended.stderr.endswith("Nothing has changed.\n")
+    assert [*used.parent.glob("old-*"), *used.parent.glob("restored*")] == []
     assert names_in(used) == ["Tom"]
-    assert [*used.parent.glob("old-*")] == []
-    assert run(*swap).returncode == 0
+    assert [run(*half).returncode for half in (copy, swap)] == [0, 0]
     add_pet(used, "Kim")
     assert last_id(used) == 2501
 
@@ -490,7 +492,7 @@ def test_a_restore_goes_on_after_signals_and_starts_the_service(
         stubs / "systemctl", STUBS["systemctl"] + f"\n[ $1 = show ] || {{ {kill}; }}"
     )
     write_stub(stubs / "mkdir", f'{kill}; exec {which("mkdir")} "$@"')
-    assert run(restore, str(rex), str(used)).returncode == 0
+    assert run(restore, str(rex)).returncode == 0
     assert systemctl_log(stubs) == RESTARTED
     # Under systemd, the second half is no child of the script.
     for half in ("copy", "swap"):
@@ -498,16 +500,30 @@ def test_a_restore_goes_on_after_signals_and_starts_the_service(
     assert set(names_in(used)) == {"Rex"}
 
 
+def test_a_restore_fails_if_the_service_does_not_start(
+    rex: Path, used: Path, stubs: Path, restore: str
+) -> None:
+    write_stub(stubs / "systemctl", STUBS["systemctl"] + '\n[ "$1" != start ]')
+    assert run(restore, str(rex)).returncode == 1
+    assert set(names_in(used)) == {"Rex"}
+
+
+def test_two_backups_are_not_restored(rex: Path, used: Path, restore: str) -> None:
+    ended = run(restore, str(rex), str(rex))  # As if a pattern had matched both.
+    assert (ended.returncode, ended.stderr) == (1, "Write one backup.\n")
+    assert names_in(used) == ["Tom"]
+
+
 def test_a_restore_starts_the_service_although_systemctl_fails_once(
     rex: Path, used: Path, stubs: Path, restore: str
 ) -> None:
     # As during `systemctl daemon-reexec`.
     fail_once = (
-        '[ $1 != restart ] || [ -e "$0.failed" ] || { touch "$0.failed"; exit 1; }'
+        '[ $1 != start ] || [ -e "$0.failed" ] || { touch "$0.failed"; exit 1; }'
     )
     write_stub(stubs / "systemctl", STUBS["systemctl"] + f"\n{fail_once}")
-    assert run(restore, str(rex), str(used)).returncode == 0
-    assert systemctl_log(stubs) == [*RESTARTED, "restart petstore"]
+    assert run(restore, str(rex)).returncode == 0
+    assert systemctl_log(stubs) == [*RESTARTED, "start petstore"]
 
 
 def test_the_pets_of_a_cluster_are_not_restored(
@@ -521,7 +537,7 @@ def test_the_pets_of_a_cluster_are_not_restored(
         settings.unlink()
         if text:
             settings.write_text(text)
-        ended = run(str(deploy / "restore"), str(rex), str(used))
+        ended = run(str(deploy / "restore"), str(rex))
         assert ended.returncode != 0
         assert reason in ended.stderr
         settings.touch()
@@ -615,7 +631,7 @@ def test_nothing_is_restored_unless_rescue_knows_what_the_service_has_open(
     fail_to_show = '[ "$1" != show ] || exit 2'
     write_stub(stubs / failing, "exit 2" if failing == "pgrep" else fail_to_show)
     # With 0, the service is stopped, so there is nothing to look for.
-    assert run(restore, str(rex), str(used)).returncode == returncode
+    assert run(restore, str(rex)).returncode == returncode
     assert (names_in(used) == ["Tom"]) == (returncode != 0)
 
 
@@ -629,7 +645,7 @@ def test_all_refuse_a_folder_of_another_user(
     for command, owner in (
         ([BACKUP, str(rex), str(folder)], f"the user that owns {folder}."),
         (
-            [f"{deploy}/restore", str(rex), f"{folder}/x"],
+            [f"{deploy}/restore", str(rex), f"{folder}/x", "copy"],
             f"the user that owns {folder}.",
         ),
         ([f"{deploy}/rescue", str(folder)], "a folder that belongs to"),
@@ -661,13 +677,14 @@ def test_no_pet_is_lost_if_a_restore_is_killed(
     states: list[set[str]] = []
     returncode = -9
     while returncode == -9:
-        used = create_used(tmp_path / str(len(states)))
-        assert run(restore, str(rex), str(used), "copy").returncode == 0
-        swap = [restore, str(rex), str(used), "swap"]
+        used = create_used(tmp_path / f"folder {len(states)}")
+        copy, swap = ([restore, str(rex), str(used), half] for half in ("copy", "swap"))
+        assert run(*copy).returncode == 0
         returncode = run_killed(tmp_path, len(states), *swap)
         # If the file is missing, the service does not start.
         states.append(set(names_in(used)) if used.exists() else {"missing"})
-        ended = run(restore, str(rex), str(used))
+        assert run(*copy).returncode == 0
+        ended = run(*swap)
         assert ended.returncode == 0
         assert set(names_in(used)) == {"Rex"}
         old = [names_in(file) for file in used.parent.glob("old-*/pets.db")]
@@ -693,12 +710,13 @@ def test_the_second_names_that_a_killed_restore_has_left_are_removed(
 
 
 def test_a_service_that_was_not_stopped_is_503_until_it_is_restarted(
-    rex: Path, database: Path, restore: str
+    rex: Path, tmp_path: Path, restore: str
 ) -> None:
+    database = tmp_path / "var" / "lib" / "petstore" / "pets.db"
     names: list[str] = []
     with ThreadPoolExecutor(8) as threads, serving(database) as service:
         writers = start_writers(threads, service, names, 10)
-        run(restore, str(rex), str(database))
+        run(restore, str(rex))
         assert [writer.result(TIMEOUT) for writer in writers] == [503] * 8
         assert service.request("GET", "/healthz").status == 503
         service.stop()
@@ -1276,6 +1294,19 @@ def test_a_commit_of_the_layout_before_releases_is_a_way_back(
     assert (server.petstore / server.first / "answered").exists()
 
 
+def test_a_release_is_tried_if_an_older_version_runs_without_current(
+    server: Server,
+) -> None:
+    server.install()
+    for name in ("current", "answered"):
+        (server.petstore / name).unlink()
+    (server.stubs / "systemctl.is-active").touch()
+    server.commit("does-not-start")
+    ended = server.install()
+    assert ended.returncode == 1
+    assert ended.stderr.endswith("Nothing has changed for the service.\n")
+
+
 @pytest.mark.parametrize("broken", [[], ["does-not-answer"]])
 def test_an_installation_that_was_killed_can_be_run_again(
     server: Server, broken: list[str]
@@ -1307,7 +1338,7 @@ def test_a_restore_and_an_installation_exclude_each_other(
     rex: Path, used: Path, stubs: Path, restore: str, tmp_path: Path
 ) -> None:
     with locked(tmp_path / "srv" / "petstore"):
-        ended = run(restore, str(rex), str(used))
+        ended = run(restore, str(rex))
     assert ended.returncode != 0
     assert ended.stderr.startswith("An installation or another restore runs.\n")
     assert systemctl_log(stubs) == []
