@@ -322,9 +322,11 @@ def test_a_restore_keeps_all_previous_files_and_can_be_undone(
     rex: Path, used: Path, stubs: Path, restore: str, damage: str
 ) -> None:
     Path(f"{used}-journal").touch()
-    others = {used.with_name(f"{name}.db.old") for name in ("restored", "unfinished")}
+    # What an operator keeps here.
+    names = ("restored.db.old", "unfinished.db.old", "pets.db-june")
+    others = {used.with_name(name) for name in names}
     for file in others:
-        file.mkdir()  # What an operator keeps here.
+        file.mkdir()
     if damage == "missing":
         used.unlink()
     elif damage:
@@ -1113,11 +1115,11 @@ def test_an_upgrade_that_fails_changes_nothing(
         assert server.running() == good
 
 
-@pytest.mark.parametrize("name", ["0123456", "", "..", "9-0123456", "-x"])
+@pytest.mark.parametrize("name", ["0123456", "", "..", "9-0123456789ab", "-x"])
 def test_an_unknown_commit_is_refused(server: Server, name: str) -> None:
     server.install()
     # What a killed installation has left is never used.
-    (server.petstore / "releases" / "9-0123456").mkdir()
+    (server.petstore / "releases" / "9-0123456789ab").mkdir()
     ended = server.install(name)
     assert ended.returncode != 0
     reason = f"'{name}' is no release that has answered, and no commit of the clone."
@@ -1243,7 +1245,9 @@ def test_the_files_of_an_operator_stay(server: Server) -> None:
     names = ["notes", "202611280930/notes", "repository/notes"]
     names += [
         "petstore-old/deploy/install",
+        "next",
         "releases/x/answered",
+        "releases/2026-11/notes",
         "releases/1-x/notes",
     ]
     files = [server.petstore / name for name in names]
