@@ -511,21 +511,26 @@ def test_a_restore_fails_if_the_service_does_not_start(
 
 
 def test_two_backups_are_not_restored(rex: Path, used: Path, restore: str) -> None:
-    ended = run(restore, str(rex), str(rex))  # As if a pattern had matched both.
-    assert (ended.returncode, ended.stderr) == (1, "Write one backup.\n")
+    for others in ([str(rex)], [str(rex), str(rex)]):
+        ended = run(restore, str(rex), *others)  # As if a pattern had matched them.
+        assert (ended.returncode, ended.stderr) == (1, "Write one backup.\n")
     assert names_in(used) == ["Tom"]
 
 
-def test_a_restore_starts_the_service_although_systemctl_fails_once(
-    rex: Path, used: Path, stubs: Path, restore: str
+@pytest.mark.parametrize("failing", ["stop", "start"])
+def test_a_restore_succeeds_although_systemctl_fails_once(
+    rex: Path, used: Path, stubs: Path, restore: str, failing: str
 ) -> None:
     # As during `systemctl daemon-reexec`.
-    fail_once = (
-        '[ $1 != start ] || [ -e "$0.failed" ] || { touch "$0.failed"; exit 1; }'
+    fail = (
+        f'[ $1 != {failing} ] || [ -e "$0.failed" ] || {{ touch "$0.failed"; exit 1; }}'
     )
-    write_stub(stubs / "systemctl", STUBS["systemctl"] + f"\n{fail_once}")
+    write_stub(stubs / "systemctl", f"{STUBS['systemctl']}\n{fail}")
     assert run(restore, str(rex)).returncode == 0
-    assert systemctl_log(stubs) == [*RESTARTED, "start petstore"]
+    log = systemctl_log(stubs)
+    assert [action for action, _ in groupby(log)] == RESTARTED
+    assert len(log) == len(RESTARTED) + 1
+    assert set(names_in(used)) == {"Rex"}
 
 
 def test_the_pets_of_a_cluster_are_not_restored(
@@ -608,7 +613,7 @@ def test_a_file_that_is_not_at_its_path_is_rescued_from_the_running_service(
         ended = run(*rescue)
         [copy] = copies.glob("*/pets.db")
         assert ended.stdout == (
-            f"The copy has 3 pets. Go on with:\n    {restore} {copy}\n"
+            f"The copy has 3 pets. Go on with:\n    {restore} '{copy}'\n"
         )
         assert run(restore, str(copy)).returncode == 0
     assert names_in(database) == ["Rex"] * 3
@@ -1118,13 +1123,20 @@ def test_an_upgrade_that_fails_changes_nothing(
 @pytest.mark.parametrize("name", ["0123456", "", "..", "9-0123456789ab", "-x"])
 def test_an_unknown_commit_is_refused(server: Server, name: str) -> None:
     server.install()
-    # What a killed installation has left is never used.
+    # What a killed installation has left is never used, but removed.
     (server.petstore / "releases" / "9-0123456789ab").mkdir()
     ended = server.install(name)
     assert ended.returncode != 0
     reason = f"'{name}' is no release that has answered, and no commit of the clone."
     assert reason in ended.stderr
     assert server.running() == server.first
+    assert server.releases() == {f"1-{server.first}"}
+
+
+def test_a_release_that_has_not_answered_is_unknown(server: Server) -> None:
+    commit = server.commit("does-not-answer")
+    assert server.install().returncode == 1
+    assert "is no release that has" in server.install(f"1-{commit}").stderr
 
 
 def test_the_newest_commit_is_found_after_a_force_push_and_with_another_branch(
@@ -1237,6 +1249,7 @@ def test_a_release_that_was_removed_in_part_is_unknown(server: Server) -> None:
     server.commit()
     assert server.install().returncode != 0
     assert oldest in server.releases()
+    (server.stubs / "rm").unlink()
     assert "is no release" in server.install(oldest).stderr
 
 
