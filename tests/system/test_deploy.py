@@ -1139,6 +1139,20 @@ def test_a_release_that_has_not_answered_is_unknown(server: Server) -> None:
     assert "is no release that has" in server.install(f"1-{commit}").stderr
 
 
+def test_a_release_is_tried_with_a_backup_of_the_same_second(server: Server) -> None:
+    server.install()
+    replace_backup = """
+        cd {backups}
+        echo A backup. > new && mv --backup=numbered new pets-1.db"""
+    folder = server.folder / "var" / "backups" / "petstore"
+    with (server.stubs / "systemctl").open("a") as file:
+        file.write(replace_backup.replace("{backups}", str(folder)))
+    for _ in range(2):
+        commit = server.commit()
+        assert server.install().returncode == 0
+        assert server.running() == commit
+
+
 def test_the_newest_commit_is_found_after_a_force_push_and_with_another_branch(
     server: Server,
 ) -> None:
